@@ -1,0 +1,1 @@
+"""KV caches for MLX language models: row slots, attention over them, byte accounting."""

@@ -1,0 +1,1 @@
+"""Language models on MLX: architectures, weights, tokenizer codec and model sources."""

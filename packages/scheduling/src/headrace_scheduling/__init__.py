@@ -1,0 +1,1 @@
+"""Continuous batching for MLX language models: engine port, gateway and batch scheduler."""
