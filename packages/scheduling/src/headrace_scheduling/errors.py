@@ -1,0 +1,59 @@
+"""Errors of the scheduling package.
+
+SchedulingError(Exception)
+├── GatewayClosed        server: draining or stopped; the caller may try another server
+├── QueueFull            caller: too much outstanding; try again later
+├── EngineUnavailable    server: the engine is loading or restarting; try again later
+├── EngineFailed         server: the engine died or a forward step raised while this request ran
+├── ContextOverBudget    caller: the prompt can never fit (ValueError)
+├── RequestRefused       caller: the engine cannot serve this request as asked (ValueError)
+└── GenerationCancelled  caller: the stream was closed or the task cancelled
+"""
+
+
+class SchedulingError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class GatewayClosed(SchedulingError):
+    """The gateway drains or is closed and admits nothing more."""
+
+
+class QueueFull(SchedulingError):
+    """The limit of outstanding requests is reached.
+
+    Attributes:
+        limit: how many requests may be outstanding at once.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} requests are outstanding, which is the limit; try again later")
+        self.limit = limit
+
+
+class EngineUnavailable(SchedulingError):
+    """The engine is still loading, or restarting after a failure."""
+
+
+class EngineFailed(SchedulingError):
+    """The engine failed while the request was running; nothing of it was stored."""
+
+
+class ContextOverBudget(SchedulingError, ValueError):
+    """The prompt is at or above the context that the engine can serve."""
+
+    def __init__(self, num_prompt_tokens: int, max_context: int) -> None:
+        super().__init__(
+            f"the prompt has {num_prompt_tokens} tokens; this server's context is {max_context} tokens, "
+            f"of which at least one must be left for the reply: shorten the prompt"
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_context = max_context
+
+
+class RequestRefused(SchedulingError, ValueError):
+    """The request asks for something that this engine cannot do."""
+
+
+class GenerationCancelled(SchedulingError):
+    """The generation ended because its stream was closed."""

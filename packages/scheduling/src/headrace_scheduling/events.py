@@ -1,0 +1,81 @@
+"""What a generation yields: text deltas, then exactly one end."""
+
+from typing import Literal
+
+from attrs import frozen
+
+FinishReason = Literal["stop", "length"]
+FailureCode = Literal["engine_failed", "request_failed", "context_over_budget"]
+
+
+@frozen
+class TextDelta:
+    """Text that is final, and the ids of the tokens consumed since the last delta.
+
+    Text may lag behind the tokens (a character or a possible stop string is held back), so either may be empty.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+
+
+@frozen(kw_only=True)
+class GenerateStats:
+    """Counts and clocks of one generation; times in seconds.
+
+    Attributes:
+        num_prompt_tokens: tokens of the prompt, cached ones included.
+        num_cached_tokens: prompt tokens that were not computed because a stored prefix held them.
+        num_generated_tokens: sampled tokens, a final EOS included.
+        queue_s: submit to admission.
+        prefill_s: admission to first token.
+        decode_s: first token to end.
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def prefill_tps(self) -> float:
+        """Computed prompt tokens per second; 0 when the time is 0."""
+        return (self.num_prompt_tokens - self.num_cached_tokens) / self.prefill_s if self.prefill_s > 0 else 0.0
+
+    @property
+    def decode_tps(self) -> float:
+        """Tokens per second after the first; 0 when one token was generated or the time is 0."""
+        if self.num_generated_tokens <= 1 or self.decode_s <= 0:
+            return 0.0
+        return (self.num_generated_tokens - 1) / self.decode_s
+
+
+@frozen(kw_only=True)
+class Finished:
+    """A generation ended by itself.
+
+    Attributes:
+        stop_string: the stop string that matched, if one did.
+    """
+
+    reason: FinishReason
+    stats: GenerateStats
+    stop_string: str | None = None
+
+
+@frozen(kw_only=True)
+class Failed:
+    """A generation ended by a fault. `message` holds no prompt or output text."""
+
+    code: FailureCode
+    message: str
+
+
+@frozen
+class Cancelled:
+    """A generation was cancelled and its row is gone."""
+
+
+RowEnd = Finished | Failed | Cancelled

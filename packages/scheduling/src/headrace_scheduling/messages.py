@@ -1,0 +1,153 @@
+"""Messages across the engine port. All are frozen, picklable and hold no arrays (design D4)."""
+
+from typing import Literal
+
+from attrs import field, frozen
+
+from headrace_scheduling.events import RowEnd, TextDelta
+from headrace_scheduling.requests import GenerationRequest
+
+EngineState = Literal["loading", "ready", "draining", "restarting", "failed", "stopped"]
+
+
+# ---- to the engine -------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class Submit:
+    """Queue one generation. `max_tokens` is the placement's clamped limit; `serial` runs it while nothing else does."""
+
+    request_id: int
+    request: GenerationRequest
+    max_tokens: int
+    serial: bool = False
+
+
+@frozen
+class Cancel:
+    """End a generation at the next step boundary, wherever it is."""
+
+    request_id: int
+
+
+@frozen
+class Prefetch:
+    """Hint that a prompt will be submitted soon, so that a cold prefix can be read ahead. May be ignored."""
+
+    prompt_ids: tuple[int, ...]
+
+
+@frozen
+class Exclusive:
+    """Run a named operation while no row runs: admission stops, running rows finish, it runs, admission resumes."""
+
+    operation_id: int
+    operation: object
+
+
+@frozen
+class Prepare:
+    """Run a named operation that only reads weights, between two steps."""
+
+    operation_id: int
+    operation: object
+
+
+@frozen
+class Drain:
+    """Admit nothing more; finish what is running and waiting."""
+
+
+@frozen
+class Stop:
+    """End every row as cancelled and leave the loop at the next step boundary."""
+
+
+EngineMessage = Submit | Cancel | Prefetch | Exclusive | Prepare | Drain | Stop
+
+
+# ---- from the engine -----------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class EngineInfo:
+    """Facts of the loaded engine; constant until it restarts.
+
+    Attributes:
+        max_context: most positions a row can hold, prompt and reply together.
+        max_rows: most rows in the running batch.
+        weights_bytes: bytes of the weights as held in memory.
+        device: for people, such as `cpu` or `gpu (Apple M4)`.
+        representation: how the weights are held, such as `float32` or `4-bit, group 32`.
+        identity: of artifact, tokenizer and implementation.
+        pid: the process that holds the model.
+    """
+
+    vocab_size: int
+    max_context: int
+    max_rows: int
+    eos_token_ids: frozenset[int]
+    weights_bytes: int
+    device: str
+    representation: str
+    identity: str
+    pid: int
+
+
+@frozen(kw_only=True)
+class EngineStatus:
+    """The engine after one step: counts only, published as a whole.
+
+    Attributes:
+        num_steps, num_prompt_tokens, num_generated_tokens, num_submitted, num_finished, num_failed,
+            num_cancelled: totals since the engine loaded.
+        kv_bytes: bytes of slot buffers allocated now.
+        detail: why the state is what it is, for people; empty when ready.
+    """
+
+    state: EngineState
+    num_running: int = 0
+    num_waiting: int = 0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_submitted: int = 0
+    num_finished: int = 0
+    num_failed: int = 0
+    num_cancelled: int = 0
+    kv_bytes: int = 0
+    num_restarts: int = 0
+    detail: str = ""
+
+
+@frozen(kw_only=True)
+class RowEvents:
+    """What one row did in a step. `end` comes exactly once per submitted request, in its last event."""
+
+    request_id: int
+    admitted: bool = False
+    delta: TextDelta | None = None
+    end: RowEnd | None = None
+
+
+@frozen(kw_only=True)
+class OperationResult:
+    """The outcome of an `Exclusive` or `Prepare`. `error` is None on success."""
+
+    operation_id: int
+    value: object = None
+    error: str | None = None
+
+
+@frozen(kw_only=True)
+class StepEvents:
+    """Everything that leaves the engine for one step, all rows together.
+
+    Attributes:
+        info: set once, in the first event after the model loaded (and again after a restart).
+    """
+
+    status: EngineStatus
+    rows: tuple[RowEvents, ...] = ()
+    operations: tuple[OperationResult, ...] = field(default=())
+    info: EngineInfo | None = None
