@@ -47,7 +47,7 @@ def probe_root(package: str) -> list[str]:
     # os.getenv looks the mapping up in its module, so one replacement covers both ways to read.
     with mock.patch.object(os, "environ", watched):
         importlib.import_module(package)
-    problems = [f"importing {package} touches the environment: {use}" for use in watched.uses]
+    problems = [f"importing {package} touches the environment: {use}" for use in dict.fromkeys(watched.uses)]
     if loaded := sorted(name for name in sys.modules if name.split(".")[0] == "mlx"):
         problems.append(f"importing {package} loads {', '.join(loaded)}")
     return problems
