@@ -1,1 +1,117 @@
-"""OpenAI-compatible HTTP API for local inference: wire formats, routes and event streams."""
+"""OpenAI-compatible HTTP API for local inference: wire formats, routes and event streams.
+
+Public modules: app, chat, completions, config, disconnect, engine_stats, error_table, errors, json_body,
+middleware, models, observability, ports, services, sse, validation. Only chat, completions, generation and
+their request modules need the extra `chat` (scheduling and sampling).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace_http_api.app import create_app as create_app
+    from headrace_http_api.config import LOOPBACK_HOSTS as LOOPBACK_HOSTS
+    from headrace_http_api.config import ApiConfig as ApiConfig
+    from headrace_http_api.engine_stats import model_stats as model_stats
+    from headrace_http_api.engine_stats import readiness_of as readiness_of
+    from headrace_http_api.errors import ApiError as ApiError
+    from headrace_http_api.errors import ClientDisconnected as ClientDisconnected
+    from headrace_http_api.errors import Forbidden as Forbidden
+    from headrace_http_api.errors import InvalidRequest as InvalidRequest
+    from headrace_http_api.errors import ModelNotFound as ModelNotFound
+    from headrace_http_api.errors import ModelUnavailable as ModelUnavailable
+    from headrace_http_api.errors import NotAuthenticated as NotAuthenticated
+    from headrace_http_api.errors import NotFound as NotFound
+    from headrace_http_api.errors import PayloadTooLarge as PayloadTooLarge
+    from headrace_http_api.errors import UnsupportedParameter as UnsupportedParameter
+    from headrace_http_api.observability import METRIC_NAMES as METRIC_NAMES
+    from headrace_http_api.observability import STATS_KEYS as STATS_KEYS
+    from headrace_http_api.ports import ChatCodec as ChatCodec
+    from headrace_http_api.ports import Gateway as Gateway
+    from headrace_http_api.ports import Generation as Generation
+    from headrace_http_api.ports import ModelCard as ModelCard
+    from headrace_http_api.ports import ModelRegistry as ModelRegistry
+    from headrace_http_api.ports import ModelStats as ModelStats
+    from headrace_http_api.ports import PreparedPrompt as PreparedPrompt
+    from headrace_http_api.ports import Readiness as Readiness
+    from headrace_http_api.ports import SamplingDefaults as SamplingDefaults
+    from headrace_http_api.ports import ServedConfig as ServedConfig
+    from headrace_http_api.ports import ServedModel as ServedModel
+    from headrace_http_api.services import ApiServices as ApiServices
+    from headrace_http_api.services import ServerInfo as ServerInfo
+
+__all__ = [
+    "ApiConfig",
+    "ApiError",
+    "ApiServices",
+    "ChatCodec",
+    "ClientDisconnected",
+    "Forbidden",
+    "Gateway",
+    "Generation",
+    "InvalidRequest",
+    "LOOPBACK_HOSTS",
+    "METRIC_NAMES",
+    "ModelCard",
+    "ModelNotFound",
+    "ModelRegistry",
+    "ModelStats",
+    "ModelUnavailable",
+    "NotAuthenticated",
+    "NotFound",
+    "PayloadTooLarge",
+    "PreparedPrompt",
+    "Readiness",
+    "STATS_KEYS",
+    "SamplingDefaults",
+    "ServedConfig",
+    "ServedModel",
+    "ServerInfo",
+    "UnsupportedParameter",
+    "create_app",
+    "model_stats",
+    "readiness_of",
+]
+
+_MODULES = {
+    "ApiConfig": "config",
+    "ApiError": "errors",
+    "ApiServices": "services",
+    "ChatCodec": "ports",
+    "ClientDisconnected": "errors",
+    "Forbidden": "errors",
+    "Gateway": "ports",
+    "Generation": "ports",
+    "InvalidRequest": "errors",
+    "LOOPBACK_HOSTS": "config",
+    "METRIC_NAMES": "observability",
+    "ModelCard": "ports",
+    "ModelNotFound": "errors",
+    "ModelRegistry": "ports",
+    "ModelStats": "ports",
+    "ModelUnavailable": "errors",
+    "NotAuthenticated": "errors",
+    "NotFound": "errors",
+    "PayloadTooLarge": "errors",
+    "PreparedPrompt": "ports",
+    "Readiness": "ports",
+    "STATS_KEYS": "observability",
+    "SamplingDefaults": "ports",
+    "ServedConfig": "ports",
+    "ServedModel": "ports",
+    "ServerInfo": "services",
+    "UnsupportedParameter": "errors",
+    "create_app": "app",
+    "model_stats": "engine_stats",
+    "readiness_of": "engine_stats",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
