@@ -1,1 +1,74 @@
-"""KV caches for MLX language models: row slots, attention over them, byte accounting."""
+"""KV caches for MLX language models: row slots, attention over them, byte accounting.
+
+Public modules: `plain` (`KVCache`, one row), `rows` (`RowBatch`, many rows in slots), `attention` (`attend`),
+`spec` (geometry and bytes, free of arrays), `errors`. Importing this root imports no mlx.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace_kvcache.attention import AttendingCache as AttendingCache
+    from headrace_kvcache.attention import attend as attend
+    from headrace_kvcache.errors import EmptyCache as EmptyCache
+    from headrace_kvcache.errors import IntegrityError as IntegrityError
+    from headrace_kvcache.errors import InvalidGeometry as InvalidGeometry
+    from headrace_kvcache.errors import InvalidLength as InvalidLength
+    from headrace_kvcache.errors import InvalidSlots as InvalidSlots
+    from headrace_kvcache.errors import KVCacheError as KVCacheError
+    from headrace_kvcache.errors import SlotsExhausted as SlotsExhausted
+    from headrace_kvcache.plain import KVCache as KVCache
+    from headrace_kvcache.rows import RowBatch as RowBatch
+    from headrace_kvcache.rows import SlotView as SlotView
+    from headrace_kvcache.spec import CacheSpec as CacheSpec
+    from headrace_kvcache.spec import LayerSpec as LayerSpec
+    from headrace_kvcache.spec import kv_bytes_at as kv_bytes_at
+    from headrace_kvcache.spec import slot_kv_bytes_at as slot_kv_bytes_at
+
+__all__ = [
+    "AttendingCache",
+    "CacheSpec",
+    "EmptyCache",
+    "IntegrityError",
+    "InvalidGeometry",
+    "InvalidLength",
+    "InvalidSlots",
+    "KVCache",
+    "KVCacheError",
+    "LayerSpec",
+    "RowBatch",
+    "SlotView",
+    "SlotsExhausted",
+    "attend",
+    "kv_bytes_at",
+    "slot_kv_bytes_at",
+]
+
+_MODULES = {
+    "AttendingCache": "attention",
+    "CacheSpec": "spec",
+    "EmptyCache": "errors",
+    "IntegrityError": "errors",
+    "InvalidGeometry": "errors",
+    "InvalidLength": "errors",
+    "InvalidSlots": "errors",
+    "KVCache": "plain",
+    "KVCacheError": "errors",
+    "LayerSpec": "spec",
+    "RowBatch": "rows",
+    "SlotView": "rows",
+    "SlotsExhausted": "errors",
+    "attend": "attention",
+    "kv_bytes_at": "spec",
+    "slot_kv_bytes_at": "spec",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

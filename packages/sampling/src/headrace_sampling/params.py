@@ -1,6 +1,5 @@
 """The sampling parameters of one row: validated once, frozen, picklable, free of arrays."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
