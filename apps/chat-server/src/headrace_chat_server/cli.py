@@ -1,0 +1,110 @@
+"""The command line `headrace`: parses, hands over to one command, and turns known errors into one line."""
+
+import os
+import sys
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from headrace_chat_server.errors import ChatServerError, InvalidSetting
+from headrace_chat_server.kinds import Switch
+from headrace_chat_server.reading import Read, flag_texts, read_settings
+from headrace_chat_server.settings import DTYPES, Leaf, leaves
+
+EXIT_USAGE = 2
+"""Exit code of everything that the person at the terminal has to change."""
+
+EXIT_INTERRUPTED = 130
+"""Exit code after Ctrl-C outside of serving, as shells report it."""
+
+_COMMANDS = ("serve", "export", "doctor")
+_DESCRIPTION = "Serve a large language model to OpenAI clients from this machine."
+_EPILOG = "Without a command: serve the default model. `headrace serve --help` lists the settings."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = make_parser()
+    if words and words[0] not in _COMMANDS and not words[0].startswith("-"):
+        parser.error(f"{words[0]!r} is no command; to serve a model: headrace serve {words[0]}")
+    arguments = parser.parse_args(_with_command(words))
+    try:
+        return _run(arguments)
+    except ChatServerError as error:
+        sys.stderr.write(f"headrace: {error}\n")
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _with_command(words: list[str]) -> list[str]:
+    """Put `serve` before settings that come without a command."""
+    if words and (words[0] in {"-h", "--help", "--version"} or not words[0].startswith("-")):
+        return words
+    return ["serve", *words]
+
+
+def _run(arguments: Namespace) -> int:
+    if arguments.command == "export":
+        from headrace_chat_server.export import run_export
+
+        return run_export(arguments.model, arguments.folder, dtype=arguments.dtype)
+    if arguments.command == "doctor":
+        from headrace_chat_server.doctor import run_doctor
+
+        return run_doctor()
+    read = _read(arguments)
+    for warning in read.warnings:
+        sys.stderr.write(f"headrace: warning: {warning}\n")
+    from headrace_chat_server.serve import run_serve
+
+    return run_serve(read.settings)
+
+
+def _read(arguments: Namespace) -> Read:
+    flags = flag_texts(arguments)
+    if arguments.positional_model is not None:
+        if "model" in flags:
+            message = "the model is given twice, as MODEL and with --model: leave one of them out"
+            raise InvalidSetting(message, origin="flag --model", field="model")
+        flags["model"] = [arguments.positional_model]
+    return read_settings(flags, environ=os.environ, config=arguments.config)
+
+
+def make_parser() -> ArgumentParser:
+    """Make the parser; the destinations of settings are their dotted keys."""
+    parser = ArgumentParser(prog="headrace", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"headrace {version('headrace-chat-server')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    serve = commands.add_parser("serve", help="serve a model over HTTP", allow_abbrev=False)
+    _add_serve(serve)
+    export = commands.add_parser("export", help="write a model as a folder that mlx-lm reads", allow_abbrev=False)
+    export.add_argument("model", metavar="MODEL", help="folder, GGUF file, hub id or short name")
+    export.add_argument("folder", metavar="FOLDER", help="folder to write; it must not exist or be empty")
+    export.add_argument("--dtype", choices=DTYPES, default="auto", help="representation of the weights (auto)")
+    commands.add_parser("doctor", help="measure this machine and say what will be used", allow_abbrev=False)
+    return parser
+
+
+def _add_serve(parser: ArgumentParser) -> None:
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="folder, GGUF file, hub id or short name")
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings [HEADRACE_CONFIG]")
+    for leaf in leaves():
+        _add_setting(parser, leaf)
+
+
+def _add_setting(parser: ArgumentParser, leaf: Leaf) -> None:
+    flags = [leaf.flag, *(f"--{alias}" for alias in leaf.option.aliases)]
+    shown = f" ({leaf.default})" if leaf.default not in (None, (), False) else ""
+    help_text = f"{leaf.option.help}{shown} [{leaf.variable}]"
+    if isinstance(leaf.option.kind, Switch):
+        parser.add_argument(*flags, dest=leaf.key, action="store_const", const=["true"], help=help_text)
+        parser.add_argument(
+            f"--no-{leaf.flag[2:]}", dest=leaf.key, action="store_const", const=["false"], help=SUPPRESS
+        )
+    elif leaf.option.kind.is_list:
+        parser.add_argument(*flags, dest=leaf.key, action="append", metavar="TEXT", help=help_text)
+    else:
+        metavar = leaf.path[-1].rpartition("_")[2].upper()
+        parser.add_argument(*flags, dest=leaf.key, nargs=1, metavar=metavar, help=help_text)

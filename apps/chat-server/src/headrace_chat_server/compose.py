@@ -1,0 +1,124 @@
+"""From settings to parts that work together: engine port, gateway, registry and application."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from attrs import define
+
+from headrace_chat_server.engine_loader import EngineLoader
+from headrace_chat_server.errors import ModelUnavailable
+from headrace_chat_server.registry import SingleModelRegistry
+from headrace_chat_server.settings import EngineSettings, Settings, is_loopback
+from headrace_chat_server.text_side import TextSide, load_text_side
+from headrace_scheduling import EngineConfig, GenerationGateway, SchedulingError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from headrace_models import ModelSource
+    from headrace_scheduling.ports import EnginePort, ModelLoader
+
+
+@define(kw_only=True)
+class Composition:
+    """A server's parts. Start it, take the application, and close it at the end.
+
+    Nothing but the engine's own process is started by `start`, so that it can load while the caller imports the
+    HTTP libraries.
+    """
+
+    settings: Settings
+    gateway: GenerationGateway
+    registry: SingleModelRegistry
+    started_at: float
+    _load_text_side: Callable[[], TextSide]
+
+    async def start(self) -> None:
+        """Start the engine; return before the model is loaded."""
+        await self.gateway.start()
+
+    async def wait_ready(self) -> None:
+        """Load the codec and wait for the engine.
+
+        Raises:
+            ModelUnavailable: when either cannot be loaded.
+        """
+        from headrace_models import ModelError
+
+        try:
+            self.registry.provide(await asyncio.to_thread(self._load_text_side))
+            await self.gateway.wait_ready()
+        except (ModelError, SchedulingError) as error:
+            raise ModelUnavailable(f"the model {self.registry.name!r} cannot be served: {error}") from error
+
+    def make_app(self) -> "Starlette":
+        """Make the application; imports the HTTP libraries."""
+        from headrace_http_api import LOOPBACK_HOSTS, ApiConfig, ApiServices, ServerInfo, create_app
+
+        server = self.settings.server
+        services = ApiServices(
+            models=self.registry,
+            server=ServerInfo(name="headrace", version=version("headrace-chat-server"), started_at=self.started_at),
+        )
+        config = ApiConfig(
+            api_keys=server.api_keys,
+            allowed_origins=server.allowed_origins,
+            allowed_hosts=(server.host, *LOOPBACK_HOSTS) if is_loopback(server.host) else None,
+        )
+        return create_app(services, config)
+
+    async def close(self) -> None:
+        """End what runs and stop the engine. Idempotent."""
+        await self.gateway.close()
+
+
+def compose(
+    settings: Settings,
+    source: "ModelSource",
+    *,
+    loader: "ModelLoader | None" = None,
+    load_text: Callable[[], TextSide] | None = None,
+    started_at: float | None = None,
+) -> Composition:
+    """Put the parts together without starting or loading any.
+
+    Args:
+        settings: what the operator asked for.
+        source: the model's files.
+        loader: replaces the loader of the engine; must be picklable for a child process.
+        load_text: replaces the loading of codec and sampling defaults.
+        started_at: Unix time in seconds of the program's start; None is now.
+    """
+    started_at = time.time() if started_at is None else started_at
+    if loader is None:
+        loader = EngineLoader(name=source.name, path=source.path, format=source.format, dtype=settings.engine.dtype)
+    port = make_port(settings.engine, loader)
+    gateway = GenerationGateway(port, max_outstanding=settings.engine.max_queue)
+    registry = SingleModelRegistry(
+        name=source.name,
+        created=int(started_at),
+        gateway=gateway,
+        max_tokens=settings.engine.max_tokens,
+    )
+    return Composition(
+        settings=settings,
+        gateway=gateway,
+        registry=registry,
+        started_at=started_at,
+        load_text_side=load_text or (lambda: load_text_side(source, settings.sampling)),
+    )
+
+
+def make_port(settings: EngineSettings, loader: "ModelLoader") -> "EnginePort":
+    """Make the engine's port over the transport that the settings name; nothing starts yet."""
+    config = EngineConfig(loader=loader, max_rows=settings.max_rows)
+    if settings.transport == "thread":
+        from headrace_scheduling.thread_port import ThreadEnginePort
+
+        return ThreadEnginePort(config)
+    from headrace_scheduling.process_port import ProcessEnginePort
+
+    return ProcessEnginePort(config)

@@ -1,0 +1,35 @@
+"""What the engine's process calls to load the model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from attrs import frozen
+
+from headrace_chat_server.settings import Dtype
+
+if TYPE_CHECKING:
+    from headrace_models import LoadedModel
+
+
+@frozen(kw_only=True)
+class EngineLoader:
+    """Loads one model on the engine's thread. Picklable, so that a child process can call it."""
+
+    name: str
+    path: Path
+    format: Literal["folder", "gguf"]
+    dtype: Dtype
+
+    def __call__(self) -> "LoadedModel":
+        """Put a fast BLAS into the process, then load the weights.
+
+        Raises:
+            ModelError: when the model cannot be loaded.
+        """
+        from headrace_models.device import enable_fast_blas
+
+        # Only before the first import of mlx can its BLAS symbols be replaced.
+        enable_fast_blas()
+        from headrace_models import ModelSource, load
+
+        return load(ModelSource(name=self.name, path=self.path, format=self.format), dtype=self.dtype)

@@ -1,0 +1,28 @@
+"""The command `headrace export`."""
+
+from pathlib import Path
+
+from headrace_chat_server.console import say
+from headrace_chat_server.errors import ModelUnavailable
+from headrace_chat_server.models import find_model
+from headrace_chat_server.settings import Dtype
+
+
+def run_export(model: str, folder: str, *, dtype: Dtype) -> int:
+    """Write a model as a plain folder; return the exit code.
+
+    Raises:
+        ModelUnavailable: when the model cannot be found, read or written.
+    """
+    from headrace_models.device import enable_fast_blas
+
+    source = find_model(model)
+    enable_fast_blas()
+    from headrace_models import ModelError, export
+
+    try:
+        export(source, Path(folder), dtype=dtype)
+    except (ModelError, OSError) as error:
+        raise ModelUnavailable(f"the model {model!r} cannot be exported to {folder!r}: {error}") from error
+    say(f"{folder} holds {source.name}")
+    return 0
