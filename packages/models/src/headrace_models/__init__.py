@@ -1,1 +1,114 @@
-"""Language models on MLX: architectures, weights, tokenizer codec and model sources."""
+"""Language models on MLX: architectures, weights, tokenizer codec and model sources.
+
+Public modules: `sources` (names to files), `index_models` and `hub` (fetching), `config` (what a model is), `codec`
+(text, tokens and chat prompts), `template`, `tokenizer_files`, `gguf_file`, `load` and `export` (weights),
+`device` (BLAS and measurements) and `errors`. Importing this package imports no MLX.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace_models.codec import Codec as Codec
+    from headrace_models.codec import PreparedPrompt as PreparedPrompt
+    from headrace_models.codec import load_codec as load_codec
+    from headrace_models.config import GenerationDefaults as GenerationDefaults
+    from headrace_models.config import ModelConfig as ModelConfig
+    from headrace_models.config import Quantization as Quantization
+    from headrace_models.config import read_config as read_config
+    from headrace_models.device import BlasReport as BlasReport
+    from headrace_models.device import enable_fast_blas as enable_fast_blas
+    from headrace_models.device import measure as measure
+    from headrace_models.device import profile as profile
+    from headrace_models.errors import ChecksumMismatch as ChecksumMismatch
+    from headrace_models.errors import DownloadError as DownloadError
+    from headrace_models.errors import ModelError as ModelError
+    from headrace_models.errors import SourceError as SourceError
+    from headrace_models.errors import TemplateError as TemplateError
+    from headrace_models.errors import UnsupportedArchitecture as UnsupportedArchitecture
+    from headrace_models.errors import UnsupportedFormat as UnsupportedFormat
+    from headrace_models.errors import WeightMismatch as WeightMismatch
+    from headrace_models.export import export as export
+    from headrace_models.index_models import DEFAULT_MODEL as DEFAULT_MODEL
+    from headrace_models.index_models import INDEX_MODELS as INDEX_MODELS
+    from headrace_models.index_models import IndexModel as IndexModel
+    from headrace_models.load import LoadedModel as LoadedModel
+    from headrace_models.load import load as load
+    from headrace_models.sources import ModelSource as ModelSource
+    from headrace_models.sources import resolve as resolve
+    from headrace_models.template import ChatTemplate as ChatTemplate
+    from headrace_models.tokenizer_files import tokenizer_files as tokenizer_files
+
+__all__ = [
+    "BlasReport",
+    "ChatTemplate",
+    "ChecksumMismatch",
+    "Codec",
+    "DEFAULT_MODEL",
+    "DownloadError",
+    "GenerationDefaults",
+    "INDEX_MODELS",
+    "IndexModel",
+    "LoadedModel",
+    "ModelConfig",
+    "ModelError",
+    "ModelSource",
+    "PreparedPrompt",
+    "Quantization",
+    "SourceError",
+    "TemplateError",
+    "UnsupportedArchitecture",
+    "UnsupportedFormat",
+    "WeightMismatch",
+    "enable_fast_blas",
+    "export",
+    "load",
+    "load_codec",
+    "measure",
+    "profile",
+    "read_config",
+    "resolve",
+    "tokenizer_files",
+]
+
+_MODULES = {
+    "BlasReport": "device",
+    "ChatTemplate": "template",
+    "ChecksumMismatch": "errors",
+    "Codec": "codec",
+    "DEFAULT_MODEL": "index_models",
+    "DownloadError": "errors",
+    "GenerationDefaults": "config",
+    "INDEX_MODELS": "index_models",
+    "IndexModel": "index_models",
+    "LoadedModel": "load",
+    "ModelConfig": "config",
+    "ModelError": "errors",
+    "ModelSource": "sources",
+    "PreparedPrompt": "codec",
+    "Quantization": "config",
+    "SourceError": "errors",
+    "TemplateError": "errors",
+    "UnsupportedArchitecture": "errors",
+    "UnsupportedFormat": "errors",
+    "WeightMismatch": "errors",
+    "enable_fast_blas": "device",
+    "export": "export",
+    "load": "load",
+    "load_codec": "codec",
+    "measure": "device",
+    "profile": "device",
+    "read_config": "config",
+    "resolve": "sources",
+    "tokenizer_files": "tokenizer_files",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

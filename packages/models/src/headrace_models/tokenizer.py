@@ -33,7 +33,7 @@ _DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r"})
 
 
 def read_tokenizer(path: Path) -> "Tokenizer":
-    """Read a tokenizer.json.
+    """Read a tokenizer.json; truncation and padding that it may ask for are switched off.
 
     Raises:
         SourceError: the file cannot be read or is no tokenizer.
@@ -41,12 +41,15 @@ def read_tokenizer(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_buffer(path.read_bytes())
+        tokenizer = Tokenizer.from_buffer(path.read_bytes())
     except OSError as error:
         raise SourceError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
     except Exception as error:
         # The tokenizers library raises plain Exception for whatever it cannot parse.
         raise SourceError(f"{str(path)!r} is no tokenizer.json that is read here ({error}): fetch it again") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def build_tokenizer(metadata: Mapping[str, object]) -> "Tokenizer":
@@ -76,7 +79,7 @@ def build_tokenizer(metadata: Mapping[str, object]) -> "Tokenizer":
 
 
 def _byte_level(metadata: Mapping[str, object]) -> "Tokenizer":
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     name = metadata.get("tokenizer.ggml.pre", "default")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name in _DIGITS_APART)
@@ -89,18 +92,22 @@ def _byte_level(metadata: Mapping[str, object]) -> "Tokenizer":
         raise UnsupportedFormat(
             f"'tokenizer.ggml.pre' is {name!r}; known are {known}: use a folder with a tokenizer.json"
         )
-    merges = [_pair(merge) for merge in _strings(metadata, "merges")]
+    merges = _pairs(_strings(metadata, "merges"))
     # Llama 3 and its kin hold whole words in the vocabulary that no merges lead to.
     bpe = models.BPE(vocab=_vocabulary(metadata), merges=merges, ignore_merges=name in {"llama-bpe", "llama3"})
     tokenizer = Tokenizer(bpe)
+    if name == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _pair(merge: str) -> tuple[str, str]:
-    left, _, right = merge.partition(" ")
-    return left, right
+def _pairs(merges: list[str]) -> list[tuple[str, str]]:
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    if set(map(len, pairs)) - {2}:
+        raise SourceError("'tokenizer.ggml.merges' holds entries that are not two pieces and a space between them")
+    return cast("list[tuple[str, str]]", pairs)
 
 
 def _scored(metadata: Mapping[str, object]) -> "Tokenizer":
@@ -192,14 +199,14 @@ def _vocabulary(metadata: Mapping[str, object]) -> dict[str, int]:
 
 def _strings(metadata: Mapping[str, object], name: str) -> list[str]:
     values = _list(metadata, name)
-    if not all(isinstance(value, str) for value in values):
+    if set(map(type, values)) - {str}:
         raise SourceError(f"'tokenizer.ggml.{name}' holds other values than strings: convert the model again")
     return cast("list[str]", values)
 
 
 def _integers(metadata: Mapping[str, object], name: str, count: int) -> list[int]:
     values = _list(metadata, name)
-    if len(values) != count or not all(type(value) is int for value in values):
+    if len(values) != count or set(map(type, values)) - {int}:
         raise SourceError(f"'tokenizer.ggml.{name}' has {len(values)} entries; {count} integers are expected")
     return cast("list[int]", values)
 

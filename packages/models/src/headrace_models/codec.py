@@ -1,0 +1,151 @@
+"""The codec of a model: text to token ids and back, and conversations to prompts. Free of arrays; thread-safe."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from headrace_models.config import read_config
+from headrace_models.decoder import ByteDecoder, TokenDecoder, WindowDecoder, make_piece_table
+from headrace_models.errors import TemplateError
+from headrace_models.gguf_file import GgufFile, read_gguf
+from headrace_models.sources import ModelSource
+from headrace_models.template import ChatTemplate
+from headrace_models.tokenizer import build_tokenizer, read_tokenizer
+from headrace_models.tokenizer_settings import TokenizerSettings
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["Codec", "PreparedPrompt", "load_codec"]
+
+
+@frozen(kw_only=True)
+class PreparedPrompt:
+    """A conversation as the model reads it.
+
+    Attributes:
+        ids: the prompt's token ids.
+        stable_boundary: how many leading ids the next turn's prompt will share; None when it is not known.
+        starts_in_reasoning: the template has opened a `<think>` block that the reply goes on in.
+    """
+
+    ids: list[int]
+    stable_boundary: int | None
+    starts_in_reasoning: bool
+
+
+class Codec:
+    """Text and token ids of one model.
+
+    Attributes:
+        eos_token_ids: ids that end a reply.
+        vocab_size: number of tokens, added ones included; a model's head may be padded beyond it.
+        identity: sha256 over vocabulary, special tokens and templates.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "Tokenizer",
+        settings: TokenizerSettings,
+        *,
+        eos_token_ids: frozenset[int],
+        identity: str,
+    ) -> None:
+        self.eos_token_ids = eos_token_ids
+        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.identity = identity
+        self._tokenizer = tokenizer
+        self._template = ChatTemplate(settings.templates, settings.special_tokens) if settings.templates else None
+        bos = settings.special_tokens.get("bos_token")
+        self._bos_id = None if bos is None else tokenizer.token_to_id(bos)
+        added = tokenizer.get_added_tokens_decoder()
+        self._hidden = eos_token_ids | {token_id for token_id, token in added.items() if token.special}
+        self._pieces = make_piece_table(tokenizer, self._hidden)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Encode text; special tokens written in it are read as such, and a start token is added where it is due."""
+        return self._without_double_bos(self._tokenizer.encode(text).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Decode ids at once, special tokens left out; bytes that are no character become U+FFFD."""
+        shown = [token_id for token_id in token_ids if token_id not in self._hidden]
+        return self._tokenizer.decode(shown, skip_special_tokens=True)
+
+    def new_decoder(self) -> TokenDecoder:
+        """Make a decoder for one row. Its texts joined equal `decode`, less bytes that are no character."""
+        if self._pieces is not None:
+            return ByteDecoder(self._pieces)
+        return WindowDecoder(self._tokenizer, self._hidden)
+
+    def prepare_chat(
+        self, messages: Sequence[Mapping[str, object]], *, template_kwargs: Mapping[str, object] | None = None
+    ) -> PreparedPrompt:
+        """Render a conversation with the model's template and encode it.
+
+        Args:
+            messages: as the API takes them.
+            template_kwargs: further variables of the template, for example tools or enable_thinking.
+
+        Raises:
+            TemplateError: the model has no chat template, or its template refuses the messages.
+        """
+        if self._template is None:
+            raise TemplateError("this model has no chat template: use raw completions, or a chat-tuned model")
+        text = self._template.render(messages, template_kwargs=template_kwargs)
+        # The template writes the special tokens itself.
+        ids = self._without_double_bos(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return PreparedPrompt(
+            ids=ids,
+            stable_boundary=None,
+            starts_in_reasoning=text.rfind("<think>") > text.rfind("</think>"),
+        )
+
+    def _without_double_bos(self, ids: list[int]) -> list[int]:
+        doubled = self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]
+        return ids[1:] if doubled else ids
+
+
+def load_codec(
+    source: ModelSource, *, gguf: GgufFile | None = None, eos_token_ids: frozenset[int] | None = None
+) -> Codec:
+    """Load the codec of a model.
+
+    Args:
+        source: the model's files.
+        gguf: the GGUF file's head, when the caller has parsed it already.
+        eos_token_ids: ids that end a reply, when the caller has read the configuration already.
+
+    Raises:
+        SourceError: a file or field is missing or damaged.
+        UnsupportedFormat: the tokenizer is of a kind that is not read.
+    """
+    if source.format == "gguf":
+        gguf = gguf or read_gguf(source.path)
+        tokenizer = build_tokenizer(gguf.metadata)
+        settings = TokenizerSettings.from_gguf(gguf.metadata)
+        content = _gguf_content(gguf.metadata)
+    else:
+        path = source.path / "tokenizer.json"
+        tokenizer = read_tokenizer(path)
+        settings = TokenizerSettings.from_folder(source.path)
+        content = path.read_bytes()
+    if eos_token_ids is None:
+        eos_token_ids = read_config(source, gguf=gguf).eos_token_ids
+    return Codec(tokenizer, settings, eos_token_ids=eos_token_ids, identity=_identity(content, settings))
+
+
+def _identity(content: bytes, settings: TokenizerSettings) -> str:
+    rest = json.dumps([dict(settings.special_tokens), dict(settings.templates)], sort_keys=True)
+    return hashlib.sha256(content + b"\0" + rest.encode()).hexdigest()
+
+
+def _gguf_content(metadata: Mapping[str, object]) -> bytes:
+    described = sorted((key, value) for key, value in metadata.items() if key.startswith("tokenizer.ggml."))
+    return "\n".join(f"{key}={value!r}" for key, value in described).encode()
