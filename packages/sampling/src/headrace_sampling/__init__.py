@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headrace_sampling.batch import BatchSampler as BatchSampler
     from headrace_sampling.batch import SampledStep as SampledStep
+    from headrace_sampling.errors import BatchMismatch as BatchMismatch
     from headrace_sampling.errors import InvalidSamplingParams as InvalidSamplingParams
     from headrace_sampling.errors import SamplingError as SamplingError
     from headrace_sampling.filters import keep_min_p as keep_min_p
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from headrace_sampling.seeds import step_key as step_key
 
 __all__ = [
+    "BatchMismatch",
     "BatchSampler",
     "InvalidSamplingParams",
     "RowSampling",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "BatchMismatch": "errors",
     "BatchSampler": "batch",
     "InvalidSamplingParams": "errors",
     "RowSampling": "sampler",

@@ -1,7 +1,8 @@
 """Errors of the sampling package.
 
 SamplingError(Exception)
-└── InvalidSamplingParams   caller: a sampling parameter is outside its range (ValueError)
+├── InvalidSamplingParams   caller: a sampling parameter is outside its range (ValueError)
+└── BatchMismatch           caller: not one sampler per row of the logits (ValueError)
 """
 
 
@@ -26,6 +27,25 @@ class InvalidSamplingParams(SamplingError, ValueError):
 
     def __reduce__(self) -> tuple[type["InvalidSamplingParams"], tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.allowed)
+
+
+class BatchMismatch(SamplingError, ValueError):
+    """The number of samplers is not the number of rows.
+
+    Attributes:
+        num_rows: rows of the logits.
+        num_samplers: samplers given.
+    """
+
+    def __init__(self, num_rows: int, num_samplers: int) -> None:
+        super().__init__(
+            f"{num_samplers} row samplers are given for logits of {num_rows} rows; there must be one per row"
+        )
+        self.num_rows = num_rows
+        self.num_samplers = num_samplers
+
+    def __reduce__(self) -> tuple[type["BatchMismatch"], tuple[int, int]]:
+        return type(self), (self.num_rows, self.num_samplers)
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,70 @@
+"""The samplers of all rows of a batch, run as one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from headrace_sampling.chain import SamplingChain
+from headrace_sampling.errors import BatchMismatch
+from headrace_sampling.seeds import step_key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import mlx.core as mx
+
+    from headrace_sampling.sampler import RowSampling
+
+
+@frozen(kw_only=True)
+class SampledStep:
+    """What one step picked.
+
+    Attributes:
+        tokens: `(B,) int32`, lazy.
+        logprobs: log-probabilities of rows that capture them; None while no row does.
+    """
+
+    tokens: mx.array
+    logprobs: None = None
+
+
+class BatchSampler:
+    """Samples all rows of a step at once, each exactly as it would be sampled alone.
+
+    The parameters are laid out once per membership: as long as the rows and their order stay the same, a step
+    builds one small array of keys and the graph, nothing else. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._rows: tuple[RowSampling, ...] = ()
+        self._vocab_size = -1
+        self._chain: SamplingChain | None = None
+
+    def sample(self, logits: mx.array, row_samplers: Sequence[RowSampling]) -> SampledStep:
+        """Pick one token per row, lazily, and advance every row's step.
+
+        Args:
+            logits: `(B, V)` floating point.
+            row_samplers: one per row of the logits.
+
+        Raises:
+            BatchMismatch: there is not one sampler per row.
+            InvalidSamplingParams: a logit bias outside the vocabulary.
+        """
+        rows = tuple(row_samplers)
+        num_rows, vocab_size = logits.shape
+        chain = self._chain
+        if len(rows) != num_rows:
+            raise BatchMismatch(num_rows, len(rows))
+        # Tuples compare members by identity first, and RowSampling has no other equality.
+        if chain is None or rows != self._rows or vocab_size != self._vocab_size:
+            chain = SamplingChain([row.sampler.params for row in rows], vocab_size)
+            self._rows, self._vocab_size, self._chain = rows, vocab_size, chain
+        keys = [step_key(rows[index].sampler.seed, rows[index].step) for index in chain.drawing_rows]
+        tokens = chain.pick(logits, keys)
+        for row in rows:
+            row.step += 1
+        return SampledStep(tokens=tokens)
