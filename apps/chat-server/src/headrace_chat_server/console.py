@@ -3,6 +3,11 @@
 import sys
 
 
+def announce_loading(model: str, url: str) -> None:
+    """Say where the server listens while the model loads."""
+    say(f"Headrace listens on {url} and loads {model}")
+
+
 def announce(model: str, url: str) -> None:
     """Say that the server is ready, and how to try it."""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'

@@ -37,6 +37,7 @@ class HttpServer:
     ) -> None:
         config = uvicorn.Config(
             app,
+            log_config=None,
             log_level=log_level,
             access_log=False,
             lifespan="off",
@@ -62,6 +63,11 @@ class HttpServer:
             if self._drain is not None:
                 self._drain.cancel()
                 await asyncio.gather(self._drain, return_exceptions=True)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a signal or `stop` came."""
+        return self._drain is not None or self._server.should_exit
 
     def stop(self) -> None:
         """Close the port and end open connections at once."""

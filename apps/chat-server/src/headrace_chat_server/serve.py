@@ -7,6 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from headrace_chat_server.compose import Composition, compose
+from headrace_chat_server.console import announce, announce_loading
+from headrace_chat_server.errors import ChatServerError
 from headrace_chat_server.listener import bind, url_of
 from headrace_chat_server.models import find_model
 from headrace_chat_server.settings import Settings, check_binding
@@ -37,6 +39,7 @@ async def _serve(settings: Settings, listener: socket.socket, source: "ModelSour
     try:
         # The engine's process loads the weights while this one imports the HTTP libraries.
         await composition.start()
+        announce_loading(source.name, url_of(listener))
         from headrace_chat_server.http_server import HttpServer
 
         server = HttpServer(
@@ -62,9 +65,10 @@ async def _announce(composition: Composition, server: "HttpServer", url: str) ->
     """Tell the person that the server is ready; stop the server when it will never be."""
     try:
         await composition.wait_ready()
-    except BaseException:
+    except ChatServerError:
+        if server.is_stopping:
+            # The engine was stopped while it loaded, as asked.
+            return
         server.stop()
         raise
-    from headrace_chat_server.console import announce
-
     announce(composition.registry.name, url)
