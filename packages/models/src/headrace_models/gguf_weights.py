@@ -1,0 +1,86 @@
+"""Tensors of a GGUF file of the llama family under Hugging Face names, packed where MLX has the packing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import mlx.core as mx
+
+from headrace_models.errors import UnsupportedFormat
+from headrace_models.gguf_file import dequantize, read_gguf
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_models.gguf_file import GgufFile
+
+__all__ = ["read_gguf_tensors"]
+
+_MLX_TYPES = frozenset({"F32", "F16", "Q4_0", "Q4_1", "Q8_0"})
+
+_TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def read_gguf_tensors(path: Path, *, num_heads: int, num_kv_heads: int) -> dict[str, mx.array]:
+    """Read a file's tensors in Hugging Face's names and row order.
+
+    Q4_0, Q4_1 and Q8_0 stay packed as `weight`, `scales` and `biases`, when all types of the file are among those
+    that MLX reads; otherwise everything is dequantized to float32 by the `gguf` package.
+
+    Args:
+        num_heads: query heads; llama.cpp stores the rows of q and k in another order per head.
+        num_kv_heads: key heads.
+
+    Raises:
+        UnsupportedFormat: for a file or a tensor type that cannot be read.
+    """
+    file = read_gguf(path)
+    types = {tensor.type for tensor in file.tensors.values()}
+    tensors = _read_packed(path) if types <= _MLX_TYPES else _read_dequantized(file)
+    heads = {"attn_q": num_heads, "attn_k": num_kv_heads}
+    renamed: dict[str, mx.array] = {}
+    for name, tensor in tensors.items():
+        module = name.rsplit(".", 1)[0].rsplit(".", 1)[-1]
+        restored = _restore_rows(tensor, heads[module]) if module in heads else tensor
+        renamed[_hugging_face_name(name)] = restored
+    return renamed
+
+
+def _read_packed(path: Path) -> dict[str, mx.array]:
+    try:
+        return cast("dict[str, mx.array]", mx.load(str(path)))
+    except RuntimeError as error:
+        raise UnsupportedFormat(f"{str(path)!r} cannot be read as GGUF ({error}): fetch it again") from error
+
+
+def _read_dequantized(file: GgufFile) -> dict[str, mx.array]:
+    return {name: mx.array(dequantize(file, tensor)) for name, tensor in file.tensors.items()}
+
+
+def _hugging_face_name(name: str) -> str:
+    """Translate `blk.0.attn_q.weight`; a name that is not known stays, and is reported as unexpected later."""
+    path, _, part = name.rpartition(".")
+    if path.startswith("blk."):
+        _, index, module = path.split(".", 2)
+        return f"model.layers.{index}.{_IN_LAYER[module]}.{part}" if module in _IN_LAYER else name
+    return f"{_TOP_LEVEL[path]}.{part}" if path in _TOP_LEVEL else name
+
+
+def _restore_rows(tensor: mx.array, num_heads: int) -> mx.array:
+    """Undo llama.cpp's order of q and k rows: per head (half, 2) back to (2, half).
+
+    It is a permutation of rows alone, so it holds for packed codes and scales as for numbers.
+    """
+    rows = tensor.shape[0]
+    return tensor.reshape(num_heads, rows // num_heads // 2, 2, -1).swapaxes(1, 2).reshape(tensor.shape)
