@@ -71,12 +71,12 @@ class Member:
 def canonical(text: str, *, extra: str | None = None) -> str:
     """Spell a requirement in one way, whatever order, case and quotes it was written in."""
     requirement = Requirement(text)
+    # The build backend sorts and nests the clauses of a marker anew; the projects join theirs with "and" only.
+    clauses = str(requirement.marker).replace("(", "").replace(")", "").split(" and ") if requirement.marker else []
     if extra is not None:
-        clause = f"extra == '{extra}'"
-        marker = f"({requirement.marker}) and {clause}" if requirement.marker else clause
-        requirement = Requirement(f"{text.partition(';')[0]}; {marker}")
-    requirement.name = canonicalize_name(requirement.name)
-    return str(requirement)
+        clauses.append(f'extra == "{extra}"')
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    return f"{canonicalize_name(requirement.name)}{extras}{requirement.specifier}; {' and '.join(sorted(clauses))}"
 
 
 def read_members() -> list[Member]:
@@ -137,16 +137,18 @@ def check_contents(member: Member, wheel: Path) -> None:
 
 def siblings(member: Member, members: Mapping[str, Member], *, extras: Iterable[str]) -> set[str]:
     """The names of all members that `member` with `extras` needs, directly or not."""
-    found: set[str] = set()
-    waiting = [(member, frozenset(extras))]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = [(member.name, frozenset(extras))]
     while waiting:
-        current, wanted = waiting.pop()
+        name, wanted = waiting.pop()
+        if (name, wanted) in seen:
+            continue
+        seen.add((name, wanted))
+        current = members[name]
         texts = [*current.project["dependencies"], *(text for extra in wanted for text in current.extras[extra])]
-        for requirement in map(Requirement, texts):
-            if requirement.name in members and (requirement.name not in found or requirement.extras):
-                found.add(requirement.name)
-                waiting.append((members[requirement.name], frozenset(requirement.extras)))
-    return found
+        requirements = [Requirement(text) for text in texts]
+        waiting += [(one.name, frozenset(one.extras)) for one in requirements if one.name in members]
+    return {name for name, _ in seen} - {member.name}
 
 
 class Environment:
