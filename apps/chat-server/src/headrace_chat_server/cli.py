@@ -2,9 +2,9 @@
 
 import os
 import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import SUPPRESS, Action, ArgumentParser, Namespace
 from collections.abc import Sequence
-from importlib.metadata import version
+from typing import Any, NoReturn
 
 from headrace_chat_server.errors import ChatServerError, InvalidSetting
 from headrace_chat_server.kinds import Switch
@@ -36,6 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+class _ShowVersion(Action):
+    """Looks the version up only when asked: reading package metadata would cost every start 20 ms."""
+
+    def __call__(self, parser: ArgumentParser, *_: Any, **__: Any) -> NoReturn:
+        from importlib.metadata import version
+
+        parser.exit(message=f"headrace {version('headrace-chat-server')}\n")
 
 
 def _with_command(words: list[str]) -> list[str]:
@@ -75,7 +84,7 @@ def _read(arguments: Namespace) -> Read:
 def make_parser() -> ArgumentParser:
     """Make the parser; the destinations of settings are their dotted keys."""
     parser = ArgumentParser(prog="headrace", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"headrace {version('headrace-chat-server')}")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     serve = commands.add_parser("serve", help="serve a model over HTTP", allow_abbrev=False)
     _add_serve(serve)

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from attrs import define
@@ -56,6 +55,8 @@ class Composition:
 
     def make_app(self) -> "Starlette":
         """Make the application; imports the HTTP libraries."""
+        from importlib.metadata import version
+
         from headrace_http_api import LOOPBACK_HOSTS, ApiConfig, ApiServices, ServerInfo, create_app
 
         server = self.settings.server
