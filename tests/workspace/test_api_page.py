@@ -76,6 +76,15 @@ def test_every_error_of_the_table_is_listed(page):
     assert {(rule.status, rule.type, rule.code) for rule in ERROR_RULES.values()} - listed == set()
 
 
+def test_every_code_in_the_source_is_listed(page, repository):
+    """Each code that a route gives an error has a row too."""
+    sources = (repository / "packages" / "http-api" / "src").rglob("*.py")
+    codes = {code for path in sources for code in re.findall(r'\bcode="(\w+)"', path.read_text())}
+
+    assert codes
+    assert sorted(code for code in codes if f"`{code}`" not in section(page, "Errors")) == []
+
+
 def test_stats_keys_are_listed(page):
     """The page lists every key of /stats with its metric; on failure, paste the expected rows."""
     assert stats_rows() in section(page, "Stats"), stats_rows()
