@@ -75,7 +75,7 @@ def gguf_settings(file: GgufFile) -> tuple[dict[str, object], dict[str, object]]
     if bos is not None:
         settings["bos_token_id"] = bos
     settings["eos_token_id"] = sorted(gguf_eos_ids(metadata))
-    generation = {name: metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+    generation = {name: _trimmed(metadata.get(f"general.sampling.{key}")) for key, name in _SAMPLING.items()}
     return settings, {name: value for name, value in generation.items() if value is not None}
 
 
