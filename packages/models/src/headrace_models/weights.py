@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "WeightForm", "open_checkpoint", "read_folder_tensors"]
 
 _MAX_LISTED = 12
+_MOST_PER_WORD = 8
 
 
 @frozen(kw_only=True)
@@ -62,14 +63,13 @@ class Checkpoint:
         return mx.float32
 
     @property
-    def packing(self) -> str:
-        """Bits and group size of the first packed matrix, such as `4-bit, group 64`; empty when none is packed."""
-        for name in self.tensors:
-            path = name.removesuffix(".scales")
-            if path != name and f"{path}.weight" in self._shapes:
-                packed = self._packed(path)
-                return f"{packed.bits}-bit, group {packed.group_size}"
-        return ""
+    def num_weights(self) -> int:
+        """Number of weights once nothing is packed; a packed word is counted as eight, as of 4 bits."""
+        return sum(
+            tensor.size * _MOST_PER_WORD if tensor.dtype == mx.uint32 else tensor.size
+            for name, tensor in self.tensors.items()
+            if not name.endswith((".scales", ".biases"))
+        )
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Hold the tensors against what the configuration promises, and drop the known ones that no family reads.
@@ -118,6 +118,13 @@ class Checkpoint:
     def take_vector(self, name: str) -> mx.array:
         """Take a vector, such as a norm's gain."""
         return self.tensors.pop(name).astype(self._wanted().dtype)
+
+    def take_tensor(self, name: str) -> mx.array:
+        """Take any tensor that was checked as one array, dequantized if it is packed."""
+        if f"{name.removesuffix('.weight')}.scales" not in self.tensors:
+            return self.take_vector(name)
+        weight = self.take_matrix(name.removesuffix(".weight"))
+        return cast("Dense", weight).matrix
 
     def take_rope_factors(self) -> list[float] | None:
         """Take the frequency divisors that GGUF files of Llama 3 carry as a tensor; None when there are none."""
