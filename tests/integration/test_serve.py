@@ -178,8 +178,8 @@ def test_statistics_count_what_was_served(server, client):
     """/stats grows by the request and by its tokens."""
 
     def counts():
-        (model,) = server.get("/stats").json()["models"]
-        return model["num_finished"], model["num_generated_tokens"]
+        (model,) = server.get("/stats").json()["models"].values()
+        return model["requests"]["finished"], model["tokens"]["generated"]
 
     finished, generated = counts()
     ask(client, max_tokens=3, temperature=0)

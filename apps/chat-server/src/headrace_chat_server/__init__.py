@@ -1,7 +1,7 @@
 """Headrace: a local OpenAI-compatible inference server for large language models on MLX.
 
 Public modules: `settings` (the one tree of settings), `reading` (flags, environment and file into that tree),
-`compose` (gateway, registry and application from settings), `engine_loader` (what the engine's process calls),
+`composition` (gateway, registry and application from settings), `engine_loader` (what the engine's process calls),
 `errors`. The command line is `headrace_chat_server.cli.main`.
 """
 
@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace_chat_server.compose import Composition as Composition
-    from headrace_chat_server.compose import compose as compose
+    from headrace_chat_server.composition import Composition as Composition
+    from headrace_chat_server.composition import compose as compose
     from headrace_chat_server.engine_loader import EngineLoader as EngineLoader
     from headrace_chat_server.errors import ChatServerError as ChatServerError
     from headrace_chat_server.errors import InvalidSetting as InvalidSetting
@@ -29,11 +29,11 @@ __all__ = [
 
 _MODULES = {
     "ChatServerError": "errors",
-    "Composition": "compose",
+    "Composition": "composition",
     "EngineLoader": "engine_loader",
     "InvalidSetting": "errors",
     "Settings": "settings",
-    "compose": "compose",
+    "compose": "composition",
     "read_settings": "reading",
 }
 

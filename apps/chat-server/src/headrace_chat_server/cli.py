@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from headrace_chat_server.errors import ChatServerError, InvalidSetting
 from headrace_chat_server.kinds import Switch
 from headrace_chat_server.reading import Read, flag_texts, read_settings
-from headrace_chat_server.settings import DTYPES, Leaf, leaves
+from headrace_chat_server.settings import Leaf, leaves
 
 EXIT_USAGE = 2
 """Exit code of everything that the person at the terminal has to change."""
@@ -18,6 +18,7 @@ EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C outside of serving, as shells report it."""
 
 _COMMANDS = ("serve", "export", "doctor")
+_EXPORT_DTYPES = ("float32", "bfloat16", "float16")
 _DESCRIPTION = "Serve a large language model to OpenAI clients from this machine."
 _EPILOG = "Without a command: serve the default model. `headrace serve --help` lists the settings."
 
@@ -44,7 +45,8 @@ class _ShowVersion(Action):
     def __call__(self, parser: ArgumentParser, *_: Any, **__: Any) -> NoReturn:
         from importlib.metadata import version
 
-        parser.exit(message=f"headrace {version('headrace-chat-server')}\n")
+        sys.stdout.write(f"headrace {version('headrace-chat-server')}\n")
+        parser.exit()
 
 
 def _with_command(words: list[str]) -> list[str]:
@@ -91,7 +93,9 @@ def make_parser() -> ArgumentParser:
     export = commands.add_parser("export", help="write a model as a folder that mlx-lm reads", allow_abbrev=False)
     export.add_argument("model", metavar="MODEL", help="folder, GGUF file, hub id or short name")
     export.add_argument("folder", metavar="FOLDER", help="folder to write; it must not exist or be empty")
-    export.add_argument("--dtype", choices=DTYPES, default="auto", help="representation of the weights (auto)")
+    export.add_argument(
+        "--dtype", choices=_EXPORT_DTYPES, default="float32", help="element type of the weights (float32)"
+    )
     commands.add_parser("doctor", help="measure this machine and say what will be used", allow_abbrev=False)
     return parser
 

@@ -14,7 +14,7 @@ _THREAD_VARIABLES = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS
 
 def run_doctor() -> int:
     """Measure and print; 0 when the device is as fast as it should be, else 1."""
-    from headrace_models.device import enable_fast_blas, measure
+    from headrace_models import enable_fast_blas, measure
 
     blas = enable_fast_blas()
     measured = measure()

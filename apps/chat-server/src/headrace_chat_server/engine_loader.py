@@ -26,10 +26,11 @@ class EngineLoader:
         Raises:
             ModelError: when the model cannot be loaded.
         """
-        from headrace_models.device import enable_fast_blas
+        from headrace_models import enable_fast_blas
 
         # Only before the first import of mlx can its BLAS symbols be replaced.
         enable_fast_blas()
-        from headrace_models import ModelSource, load
+        from headrace_models.load import load
+        from headrace_models.sources import ModelSource
 
         return load(ModelSource(name=self.name, path=self.path, format=self.format), dtype=self.dtype)

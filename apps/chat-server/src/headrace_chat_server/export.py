@@ -1,24 +1,28 @@
 """The command `headrace export`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace_chat_server.console import say
 from headrace_chat_server.errors import ModelUnavailable
 from headrace_chat_server.models import find_model
-from headrace_chat_server.settings import Dtype
+
+if TYPE_CHECKING:
+    from headrace_models.export import ExportDtype
 
 
-def run_export(model: str, folder: str, *, dtype: Dtype) -> int:
+def run_export(model: str, folder: str, *, dtype: "ExportDtype") -> int:
     """Write a model as a plain folder; return the exit code.
 
     Raises:
         ModelUnavailable: when the model cannot be found, read or written.
     """
-    from headrace_models.device import enable_fast_blas
+    from headrace_models import enable_fast_blas
 
     source = find_model(model)
     enable_fast_blas()
-    from headrace_models import ModelError, export
+    from headrace_models import ModelError
+    from headrace_models.export import export
 
     try:
         export(source, Path(folder), dtype=dtype)

@@ -6,7 +6,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from headrace_chat_server.compose import Composition, compose
+from headrace_chat_server.composition import Composition, compose
 from headrace_chat_server.console import announce, announce_loading
 from headrace_chat_server.errors import ChatServerError
 from headrace_chat_server.listener import bind, url_of

@@ -26,10 +26,12 @@ def load_text_side(source: "ModelSource", sampling: SamplingSettings) -> TextSid
         ModelError: when a file is missing or cannot be used.
     """
     from headrace_models import load_codec, read_config
+    from headrace_models.gguf_file import read_gguf
 
-    return TextSide(
-        codec=load_codec(source), sampling_defaults=merge_defaults(sampling, read_config(source).generation)
-    )
+    gguf = read_gguf(source.path) if source.format == "gguf" else None
+    config = read_config(source, gguf=gguf)
+    codec = load_codec(source, gguf=gguf, eos_token_ids=config.eos_token_ids)
+    return TextSide(codec=codec, sampling_defaults=merge_defaults(sampling, config.generation))
 
 
 def merge_defaults(operator: SamplingSettings, model: "GenerationDefaults") -> SamplingDefaults:
