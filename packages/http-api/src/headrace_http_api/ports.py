@@ -5,13 +5,13 @@ The scheduling package is named in annotations only: importing this module needs
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from attrs import field, frozen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from headrace_scheduling.events import Finished, TextDelta
     from headrace_scheduling.messages import EngineInfo, EngineStatus

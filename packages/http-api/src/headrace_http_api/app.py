@@ -1,0 +1,70 @@
+"""Puts routes and layers together."""
+
+from collections.abc import Callable, Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute
+
+from headrace_http_api import models, observability
+from headrace_http_api.config import ApiConfig
+from headrace_http_api.error_table import envelope
+from headrace_http_api.middleware import (
+    BodyLimitMiddleware,
+    ErrorMiddleware,
+    KeyMiddleware,
+    OriginMiddleware,
+    RequestIdMiddleware,
+)
+from headrace_http_api.services import ApiServices
+
+__all__ = ["RouteGroup", "chat_groups", "create_app"]
+
+RouteGroup = Callable[[ApiServices], Sequence[BaseRoute]]
+
+
+def create_app(
+    services: ApiServices, config: ApiConfig | None = None, *, groups: Sequence[RouteGroup] | None = None
+) -> Starlette:
+    """Build the ASGI application.
+
+    Args:
+        services: what the routes answer from; starting and closing it is the caller's.
+        config: limits and access rules; the defaults suit a server on loopback.
+        groups: the `routes` functions to mount; None mounts every group of a chat server, which needs the extra
+            `chat`. More groups may be any callable that makes Starlette routes.
+    """
+    config = ApiConfig() if config is None else config
+    groups = chat_groups() if groups is None else groups
+    app = Starlette(
+        routes=[route for group in groups for route in group(services)],
+        exception_handlers={HTTPException: _http_error},
+        middleware=[
+            Middleware(RequestIdMiddleware),
+            Middleware(OriginMiddleware, config),
+            Middleware(ErrorMiddleware),
+            Middleware(KeyMiddleware, config),
+            Middleware(BodyLimitMiddleware, config),
+        ],
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def chat_groups() -> Sequence[RouteGroup]:
+    """Return every route group of a chat server."""
+    from headrace_http_api import chat, completions
+
+    return (chat.routes, completions.routes, models.routes, observability.routes)
+
+
+async def _http_error(request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, HTTPException)
+    message, code = {
+        404: (f"nothing is served at {request.url.path[:200]!r}; GET /v1 lists the paths", "not_found"),
+        405: (f"{request.method} is not allowed at {request.url.path[:200]!r}; see Allow", "method_not_allowed"),
+    }.get(exc.status_code, (exc.detail, None))
+    return JSONResponse(envelope(message, code=code), status_code=exc.status_code, headers=exc.headers)

@@ -1,0 +1,244 @@
+"""Pure ASGI layers around the routes: request id, origins and hosts, errors, API keys, body limit.
+
+Pure ASGI, because Starlette's function-style middleware would buffer between a stream and its client.
+"""
+
+import hmac
+import logging
+import re
+import uuid
+from collections.abc import Mapping
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headrace_http_api.config import ApiConfig
+from headrace_http_api.error_table import reply_to
+from headrace_http_api.errors import Forbidden, NotAuthenticated, PayloadTooLarge
+
+__all__ = [
+    "BodyLimitMiddleware",
+    "ErrorMiddleware",
+    "KeyMiddleware",
+    "OriginMiddleware",
+    "RequestIdMiddleware",
+    "request_id_of",
+]
+
+_log = logging.getLogger(__name__)
+
+REQUEST_ID_HEADER = "x-request-id"
+OPEN_PATHS = frozenset({"/health", "/ready"})
+
+_SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_READING_METHODS = frozenset({"GET", "HEAD"})
+
+
+def request_id_of(scope: Scope) -> str:
+    """Return the id that `RequestIdMiddleware` gave this request."""
+    return scope.get("state", {}).get("request_id", "-")
+
+
+class RequestIdMiddleware:
+    """Gives each request an id, the client's own if it is a plain one, and returns it in `x-request-id`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        request_id = given if _SAFE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        await self._app(scope, receive, _with_headers(send, {REQUEST_ID_HEADER: request_id}))
+
+
+class OriginMiddleware:
+    """Keeps foreign web pages out: CORS for allowed origins only, and no host name that is not expected.
+
+    CORS alone hides an answer from a page but still runs the request, so a writing request from a foreign origin is
+    refused. The Host check stops a page whose own DNS name was pointed at this machine.
+    """
+
+    def __init__(self, app: ASGIApp, config: ApiConfig) -> None:
+        self._app = app
+        self._origins = frozenset(origin.rstrip("/").lower() for origin in config.allowed_origins)
+        self._hosts = None if config.allowed_hosts is None else frozenset(h.lower() for h in config.allowed_hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        try:
+            self._check_host(headers.get("host"))
+            is_allowed = origin is None or self._check_origin(origin, scope, headers)
+        except Forbidden as exc:
+            await _error_response(exc, scope)(scope, receive, send)
+            return
+        if origin is None or not is_allowed:
+            await self._app(scope, receive, send)
+            return
+        cors = {
+            "access-control-allow-origin": origin,
+            "access-control-expose-headers": f"{REQUEST_ID_HEADER}, x-headrace-ignored, retry-after",
+            "vary": "Origin",
+        }
+        send = _with_headers(send, cors)
+        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            await _preflight_response(headers)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _check_host(self, host: str | None) -> None:
+        # Browsers always send Host; what comes without one is an old tool, not a page.
+        if self._hosts is None or host is None or _host_name(host) in self._hosts:
+            return
+        allowed = ", ".join(sorted(self._hosts))
+        raise Forbidden(
+            f"this server does not answer for the host {host[:100]!r}; it answers for {allowed}. "
+            "Call it by one of these names, or allow yours in its settings",
+            code="host_not_allowed",
+        )
+
+    def _check_origin(self, origin: str, scope: Scope, headers: Headers) -> bool:
+        own = f"{scope['scheme']}://{headers.get('host', '')}".lower()
+        if "*" in self._origins or origin.lower() in self._origins or origin.lower() == own:
+            return True
+        if scope["method"] in _READING_METHODS:
+            return False
+        raise Forbidden(
+            f"pages of the origin {origin[:100]!r} may not call this server; its setting allowed-origins lists who may",
+            code="origin_not_allowed",
+        )
+
+
+class ErrorMiddleware:
+    """Turns every exception from the layers inside into OpenAI's error body, by the one error table."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_started = False
+
+        async def watching_send(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watching_send)
+        except Exception as exc:  # noqa: BLE001 - the last border: what nobody expected becomes a 500
+            response = _error_response(exc, scope)
+            if is_started:
+                # The server sees an unfinished response and cuts the connection, so the client sees it too.
+                _log.warning("request %s broke off after its response had started", request_id_of(scope))
+            else:
+                await response(scope, receive, send)
+
+
+class KeyMiddleware:
+    """Asks for `Authorization: Bearer KEY` when keys are set; `/health` and `/ready` stay open."""
+
+    def __init__(self, app: ASGIApp, config: ApiConfig) -> None:
+        self._app = app
+        self._keys = tuple(key.encode() for key in config.api_keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection.
+
+        Raises:
+            NotAuthenticated: no key, or none that is known.
+        """
+        if scope["type"] == "http" and self._keys and scope["path"] not in OPEN_PATHS:
+            self._check(Headers(scope=scope).get("authorization"))
+        await self._app(scope, receive, send)
+
+    def _check(self, authorization: str | None) -> None:
+        scheme, _, given = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not given.strip():
+            raise NotAuthenticated(
+                "this server asks for an API key; send it as the header `Authorization: Bearer KEY`",
+                code="missing_api_key",
+            )
+        # Headers are latin-1; every key is compared, so that time tells nothing about which one is near.
+        sent = given.strip().encode("latin-1")
+        matches = [hmac.compare_digest(sent, key) for key in self._keys]
+        if True not in matches:
+            raise NotAuthenticated("the API key is not known to this server; check it for typing errors")
+
+
+class BodyLimitMiddleware:
+    """Refuses a body above the limit, by its declared length at once and by its real length while reading."""
+
+    def __init__(self, app: ASGIApp, config: ApiConfig) -> None:
+        self._app = app
+        self._max_bytes = config.max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection.
+
+        Raises:
+            PayloadTooLarge: from here, or from `receive` where the route reads.
+        """
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > self._max_bytes:
+            raise self._too_large()
+        num_bytes = 0
+
+        async def limited_receive() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_bytes:
+                raise self._too_large()
+            return message
+
+        await self._app(scope, limited_receive, send)
+
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(f"the body is larger than the limit of {self._max_bytes} bytes; send less")
+
+
+def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(headers)
+        await send(message)
+
+    return sending
+
+
+def _error_response(exc: Exception, scope: Scope) -> Response:
+    reply = reply_to(exc, request_id_of(scope))
+    return JSONResponse(reply.body, status_code=reply.status, headers=reply.headers)
+
+
+def _preflight_response(headers: Headers) -> Response:
+    allowed = {
+        "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
+        "access-control-allow-headers": headers.get("access-control-request-headers", "authorization, content-type"),
+        "access-control-max-age": "600",
+    }
+    return Response(status_code=204, headers=allowed)
+
+
+def _host_name(host: str) -> str:
+    """Drop the port: `[::1]:8080` gives `::1`."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()

@@ -1,0 +1,237 @@
+"""A small fake gateway, codec and registry: what the routes need, and events to steer a generation by."""
+
+import asyncio
+import contextlib
+from collections import deque
+
+import httpx
+import pytest
+from attrs import define, field, frozen
+
+from headrace_http_api import (
+    ApiConfig,
+    ApiServices,
+    ModelCard,
+    ModelNotFound,
+    ModelStats,
+    Readiness,
+    ServedConfig,
+    ServedModel,
+    ServerInfo,
+    create_app,
+)
+from headrace_scheduling.errors import ContextOverBudget
+from headrace_scheduling.events import Finished, GenerateStats, TextDelta
+from headrace_scheduling.requests import ExecutionPlan, GenerationPlacement
+
+VOCAB_SIZE = 1000
+MAX_CONTEXT = 512
+CREATED = 1_700_000_000
+
+
+@frozen
+class Prepared:
+    ids: tuple[int, ...]
+    stable_boundary: int | None = None
+    starts_in_reasoning: bool = False
+
+
+@define
+class FakeCodec:
+    """Encodes each character as one id; `chats` records what templates were asked to render."""
+
+    has_chat_template: bool = True
+    refusal: Exception | None = None
+    chats: list = field(factory=list)
+    threads: list = field(factory=list)
+
+    def encode(self, text):
+        import threading
+
+        self.threads.append(threading.current_thread())
+        return [ord(c) % VOCAB_SIZE for c in text]
+
+    def prepare_chat(self, messages, *, template_kwargs=None):
+        if self.refusal is not None:
+            raise self.refusal
+        self.chats.append((messages, template_kwargs))
+        ids = [1]
+        for message in messages:
+            ids += self.encode(message["content"])
+        return Prepared(tuple(ids))
+
+
+@define(eq=False)
+class FakeGeneration:
+    """Plays a script of texts, exceptions and events to wait for."""
+
+    gateway: "FakeGateway"
+    script: deque
+    num_prompt_tokens: int
+    end: Finished | None = None
+    closed: asyncio.Event = field(factory=asyncio.Event)
+    num_deltas: int = 0
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        while self.script:
+            item = self.script.popleft()
+            if isinstance(item, asyncio.Event):
+                self.gateway.waiting.set()
+                await item.wait()
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                self.num_deltas += 1
+                return TextDelta(item, (7,))
+        raise StopAsyncIteration
+
+    @property
+    def finished(self):
+        stats = GenerateStats(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=2,
+            num_generated_tokens=self.num_deltas,
+            queue_s=0.0,
+            prefill_s=0.1,
+            decode_s=0.1,
+        )
+        return Finished(reason=self.gateway.reason, stats=stats, stop_string=self.gateway.stop_string)
+
+    async def aclose(self):
+        self.closed.set()
+
+
+@define(eq=False)
+class FakeGateway:
+    script: list = field(factory=lambda: ["Hel", "", "lo"])
+    reason: str = "stop"
+    stop_string: str | None = None
+    refusal: Exception | None = None
+    shapes: list = field(factory=list)
+    requests: list = field(factory=list)
+    generations: list = field(factory=list)
+    waiting: asyncio.Event = field(factory=asyncio.Event)
+
+    def place(self, shape):
+        self.shapes.append(shape)
+        if shape.num_prompt_tokens >= MAX_CONTEXT:
+            raise ContextOverBudget(shape.num_prompt_tokens, MAX_CONTEXT)
+        rest = MAX_CONTEXT - shape.num_prompt_tokens
+        return GenerationPlacement(
+            shape=shape, mechanism="continuous", plan=ExecutionPlan(), max_tokens=min(shape.max_tokens or rest, rest)
+        )
+
+    async def run(self, placement, request):
+        if self.refusal is not None:
+            raise self.refusal
+        self.requests.append(request)
+        generation = FakeGeneration(self, deque(self.script), len(request.prompt_ids))
+        self.generations.append(generation)
+        return generation
+
+
+@define(eq=False)
+class FakeModels:
+    gateway: FakeGateway = field(factory=FakeGateway)
+    codec: FakeCodec = field(factory=FakeCodec)
+    name: str = "org/tiny"
+    num_leases: int = 0
+    state: Readiness = field(factory=lambda: Readiness(ready=True, status="ready"))
+    capabilities: frozenset = frozenset({"chat", "completions"})
+
+    @contextlib.asynccontextmanager
+    async def lease(self, name):
+        if name not in (None, "default_model", self.name):
+            raise ModelNotFound(name)
+        self.num_leases += 1
+        try:
+            yield ServedModel(
+                name=self.name,
+                created=CREATED,
+                gateway=self.gateway,
+                codec=self.codec,
+                config=ServedConfig(vocab_size=VOCAB_SIZE, max_context=MAX_CONTEXT),
+                capabilities=self.capabilities,
+                identity="0123456789abcdef",
+            )
+        finally:
+            self.num_leases -= 1
+
+    def cards(self):
+        return [ModelCard(name=self.name, created=CREATED, max_context=MAX_CONTEXT)]
+
+    def readiness(self):
+        return self.state
+
+    def stats(self):
+        return [ModelStats(name=self.name, state="ready", num_running=3)]
+
+
+@pytest.fixture
+def models():
+    return FakeModels()
+
+
+@pytest.fixture
+def services(models):
+    server = ServerInfo(name="headrace", version="0.1.0", started_at=float(CREATED))
+    return ApiServices(models=models, server=server, clock=lambda: CREATED + 60.0)
+
+
+@pytest.fixture
+def make_client(services):
+    """Make an HTTP client of an application with the given settings, without a socket."""
+
+    def make(**settings):
+        app = create_app(services, ApiConfig(**settings))
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8080")
+
+    return make
+
+
+@pytest.fixture
+async def client(make_client):
+    async with make_client() as opened:
+        yield opened
+
+
+@contextlib.asynccontextmanager
+async def running_server(app):
+    """Serve an application with uvicorn on a free loopback port; yields its base URL."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off"))
+    server.install_signal_handlers = lambda: None
+    started = asyncio.Event()
+    startup = server.startup
+
+    async def startup_and_tell(sockets=None):
+        await startup(sockets=sockets)
+        started.set()
+
+    server.startup = startup_and_tell
+    task = asyncio.create_task(server.serve())
+    await started.wait()
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+@pytest.fixture
+async def base_url(services):
+    async with running_server(create_app(services)) as url:
+        yield url
+
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+def chat_body():
+    return {**CHAT, "messages": [dict(message) for message in CHAT["messages"]]}
