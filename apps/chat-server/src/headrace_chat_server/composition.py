@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from attrs import define
+from attrs import define, field
 
 from headrace_chat_server.engine_loader import EngineLoader
 from headrace_chat_server.errors import ModelUnavailable
@@ -33,7 +33,7 @@ class Composition:
     gateway: GenerationGateway
     registry: SingleModelRegistry
     started_at: float
-    _load_text_side: Callable[[], TextSide]
+    _load_text_side: Callable[[], TextSide] = field(alias="load_text_side")
 
     async def start(self) -> None:
         """Start the engine; return before the model is loaded."""
