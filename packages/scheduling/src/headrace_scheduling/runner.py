@@ -1,0 +1,195 @@
+"""Steps on the device: prefill into the row's own slot, decode from unread tokens, one read per step."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+from attrs import define
+
+from headrace_kvcache import RowBatch
+from headrace_sampling import BatchSampler, RowSampling, create_row_sampling, make_step_sampler
+from headrace_scheduling.scheduler import PrefillSlice, Step, StepResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace_sampling import SamplingParams
+    from headrace_scheduling.config import EngineConfig
+    from headrace_scheduling.ports import LoadedModel, RowContext, RuntimeModel
+
+_CLEAR_EVERY_STEPS = 256
+
+
+@define
+class _Row:
+    sampling: RowSampling
+    context: RowContext | None
+    # Where the row's last sampled token is: an array of a step's tokens, and the row's index in it.
+    tokens: mx.array | None = None
+    index: int = 0
+
+
+@define
+class _Flight:
+    """A step that was built. `target` is what waiting for the step means; `tokens` are the ids of `request_ids`."""
+
+    request_ids: tuple[int, ...]
+    tokens: mx.array | None
+    target: mx.array
+    is_launched: bool = False
+
+
+class MlxStepRunner:
+    """A `StepRunner` over slots of a `RowBatch`. Everything happens on the thread that made it.
+
+    A step samples its decode rows and the rows whose prompt ends, in one call and in this order.
+
+    Args:
+        model: plain-attention caches only.
+        max_rows: slots.
+        launches_early: whether to enqueue a step while the one before it is unread. That keeps a GPU busy. On the CPU
+            enqueueing waits for most of the work, so there the step is only built, and enqueued after the read.
+            None decides by the default device.
+    """
+
+    def __init__(self, model: RuntimeModel, *, max_rows: int, launches_early: bool | None = None) -> None:
+        self._model = model
+        self._max_rows = max_rows
+        self._num_layers = len(model.make_cache())
+        self._vocab_size = model.config.vocab_size
+        self._launches_early = mx.default_device() == mx.Device(mx.gpu) if launches_early is None else launches_early
+        self._sampler = BatchSampler()
+        self._num_steps = 0
+        self._batch = RowBatch(self._num_layers, max_rows=max_rows)
+        self._rows: dict[int, _Row] = {}
+        self._flights: deque[_Flight] = deque()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._flights)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._batch.nbytes
+
+    def dispatch(self, step: Step) -> None:
+        """Build a step, and enqueue it as far as the device allows."""
+        self._launch_built()
+        hidden: list[mx.array] = []
+        target: mx.array | None = None
+        if step.decodes:
+            target = self._forward_decodes(tuple(row.slot for row in step.decodes))
+            hidden.append(target)
+        for part in step.prefills:
+            target = self._forward_slice(part)
+            if part.is_last:
+                hidden.append(target)
+        slots = tuple(row.slot for row in step.decodes) + tuple(part.slot for part in step.prefills if part.is_last)
+        tokens = self._sample(hidden, slots)
+        request_ids = tuple(row.request_id for row in step.decodes)
+        request_ids += tuple(part.request_id for part in step.prefills if part.is_last)
+        assert target is not None, "a step has at least one row"
+        self._flights.append(_Flight(request_ids, tokens, target))
+        if self._launches_early or len(self._flights) == 1:
+            self._launch(self._flights[-1])
+        self._clear_buffers(had_prefill=bool(step.prefills))
+
+    def collect(self) -> StepResult:
+        """Read the oldest step's tokens."""
+        flight = self._flights.popleft()
+        self._launch(flight)
+        if flight.tokens is None:
+            mx.eval(flight.target)
+            return StepResult({})
+        values: list[int] = flight.tokens.tolist()  # pyright: ignore[reportAssignmentType]
+        return StepResult({request_id: (value,) for request_id, value in zip(flight.request_ids, values, strict=True)})
+
+    def release(self, slot: int) -> None:
+        """Free a slot."""
+        del self._rows[slot]
+        self._batch.leave(slot)
+
+    def reset(self) -> None:
+        """Drop every row, buffer and step."""
+        self._flights.clear()
+        self._rows.clear()
+        self._batch = RowBatch(self._num_layers, max_rows=self._max_rows)
+        mx.clear_cache()
+
+    # ---- building --------------------------------------------------------------------------------------------
+
+    def _forward_decodes(self, slots: tuple[int, ...]) -> mx.array:
+        return self._forward(self._last_tokens(slots)[:, None], slots)
+
+    def _forward_slice(self, part: PrefillSlice) -> mx.array:
+        """Append a slice and return its last hidden position `(1, 1, D)`: the head never sees a whole prompt."""
+        if part.sampling is not None:
+            self._join(part.slot, part.sampling)
+        ids = mx.array([part.token_ids], dtype=mx.int32)
+        return self._forward(ids, (part.slot,))[:, -1:]
+
+    def _forward(self, ids: mx.array, slots: tuple[int, ...]) -> mx.array:
+        num_tokens = ids.shape[1]
+        contexts = [self._rows[slot].context for slot in slots]
+        context = None if all(each is None for each in contexts) else self._model.batch_context(contexts)
+        hidden = self._model.forward_hidden(ids, self._batch.view(slots, num_tokens), context=context)
+        self._batch.advance(slots, num_tokens)
+        return hidden
+
+    def _join(self, slot: int, sampling: SamplingParams) -> None:
+        if self._batch.join() != slot:
+            raise RuntimeError(f"slot {slot} is not the lowest free one; scheduler and cache disagree")
+        sampler = make_step_sampler(sampling, vocab_size=self._vocab_size)
+        self._rows[slot] = _Row(create_row_sampling(sampler), self._model.row_context())
+
+    def _sample(self, hidden: Sequence[mx.array], slots: Sequence[int]) -> mx.array | None:
+        if not hidden:
+            return None
+        last = hidden[0] if len(hidden) == 1 else mx.concatenate(list(hidden))
+        logits = self._model.logits_from_hidden(last)[:, -1]
+        rows = [self._rows[slot] for slot in slots]
+        tokens = self._sampler.sample(logits, [row.sampling for row in rows]).tokens
+        for index, row in enumerate(rows):
+            row.tokens, row.index = tokens, index
+        return tokens
+
+    def _last_tokens(self, slots: Sequence[int]) -> mx.array:
+        """Return the rows' last sampled tokens `(B,)` without reading them."""
+        rows = [self._rows[slot] for slot in slots]
+        source = rows[0].tokens
+        if any(row.tokens is not source for row in rows):
+            return mx.concatenate([_token_of(row) for row in rows])
+        assert source is not None, "a row decodes only after its prompt"
+        indices = [row.index for row in rows]
+        if indices == list(range(source.shape[0])):
+            return source
+        return source[mx.array(indices)]
+
+    # ---- the device ------------------------------------------------------------------------------------------
+
+    def _launch_built(self) -> None:
+        for flight in self._flights:
+            self._launch(flight)
+
+    def _launch(self, flight: _Flight) -> None:
+        if not flight.is_launched:
+            flight.is_launched = True
+            # With the buffers, or their chain of writes would grow while no output asks for them.
+            mx.async_eval(flight.target if flight.tokens is None else flight.tokens, self._batch.arrays)
+
+    def _clear_buffers(self, *, had_prefill: bool) -> None:
+        self._num_steps += 1
+        if had_prefill or self._num_steps % _CLEAR_EVERY_STEPS == 0:
+            mx.clear_cache()
+
+
+def _token_of(row: _Row) -> mx.array:
+    assert row.tokens is not None, "a row decodes only after its prompt"
+    return row.tokens[row.index : row.index + 1]
+
+
+def make_mlx_runner(loaded: LoadedModel, config: EngineConfig) -> MlxStepRunner:
+    """Make the runner of a loaded model; the default of `EngineConfig.make_runner`."""
+    return MlxStepRunner(loaded.model, max_rows=config.max_rows)
