@@ -70,7 +70,7 @@ BROKEN = [
 @pytest.mark.parametrize(("name", "value"), BROKEN)
 def test_an_ill_typed_field_is_named_with_its_value(tmp_path, name, value):
     """Whatever field is broken, the error names it, its value and the file."""
-    with pytest.raises(SourceError, match="config.json") as caught:
+    with pytest.raises(SourceError, match=r"config\.json") as caught:
         read_config(folder_source(tmp_path, LLAMA | {name: value}))
     assert name in str(caught.value)
     assert repr(value) in str(caught.value)
@@ -112,7 +112,7 @@ def test_generation_defaults(tmp_path):
     found = read_config(folder_source(tmp_path, generation_config={"temperature": 0.6, "top_k": 0})).generation
     assert (found.temperature, found.top_k, found.top_p) == (0.6, 0, None)
     assert read_config(folder_source(tmp_path, generation_config={"do_sample": False})).generation.temperature == 0.0
-    with pytest.raises(SourceError, match="'top_p' of .*generation_config"):
+    with pytest.raises(SourceError, match=r"'top_p' of .*generation_config"):
         read_config(folder_source(tmp_path, generation_config={"top_p": "much"}))
 
 

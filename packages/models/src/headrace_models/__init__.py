@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from headrace_models.sources import ModelSource as ModelSource
     from headrace_models.sources import resolve as resolve
     from headrace_models.template import ChatTemplate as ChatTemplate
-    from headrace_models.tokenizer_files import tokenizer_files as tokenizer_files
 
 __all__ = [
     "BlasReport",
@@ -68,7 +67,6 @@ __all__ = [
     "profile",
     "read_config",
     "resolve",
-    "tokenizer_files",
 ]
 
 _MODULES = {
@@ -100,14 +98,16 @@ _MODULES = {
     "profile": "device",
     "read_config": "config",
     "resolve": "sources",
-    "tokenizer_files": "tokenizer_files",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    # Importing a submodule binds it here under its own name, which `load` and `export` share with their functions.
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
