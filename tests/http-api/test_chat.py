@@ -141,6 +141,7 @@ async def test_matched_stop_string_is_reported(client, models, chat_body):
         ({"logit_bias": {"07": 1}}, 'logit_bias["07"]'),
         ({"logit_bias": {"5": 101}}, 'logit_bias["5"]'),
         ({"logit_bias": {"5": True}}, 'logit_bias["5"]'),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x"),
         ({"logit_bias": []}, "logit_bias"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": 5}, "stream_options"),

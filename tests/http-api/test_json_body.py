@@ -97,6 +97,13 @@ def test_depth_counts_brackets_outside_strings_only():
         parse_object(b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}")
 
 
+def test_unterminated_strings_are_scanned_once():
+    """A body of escaped quotes without an end costs time in proportion to its length, not to its square."""
+    body = b'{"a": ' + b"[" * MAX_DEPTH + b'"' + b'\\"' * 2_000_000
+    with pytest.raises(InvalidRequest):
+        parse_object(body)
+
+
 def test_surrogate_pairs_are_characters():
     """A pair of escapes is one character and passes, also beside an escaped backslash."""
     assert parse_object(b'{"a": "\\ud83d\\ude00", "b": "\\\\ud800"}') == {"a": "\U0001f600", "b": "\\ud800"}

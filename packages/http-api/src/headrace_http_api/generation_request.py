@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from attrs import frozen
 from cattrs import Converter
 
-from headrace_http_api.json_body import field_path, shown
+from headrace_http_api.json_body import path_step, shown
 from headrace_http_api.validation import AtLeast, Between, FieldError, make_converter
 
 __all__ = ["ACCEPTED_WITHOUT_EFFECT", "GenerationFields", "PositiveInt", "StreamOptions", "make_request_converter"]
@@ -92,7 +92,7 @@ def _to_logit_bias(value: Any, _kind: type) -> LogitBias:
         raise FieldError(f"is {shown(value)}; it must be an object from token ids to numbers")
     bias: LogitBias = {}
     for key, amount in value.items():
-        subpath = field_path("", key)
+        subpath = path_step(key)
         if len(key) > 10 or not key.isascii() or not key.isdecimal() or key != str(int(key)):
             raise FieldError("is no token id; write ids as decimal digits in quotes", subpath=subpath)
         if type(amount) not in (int, float) or not -MAX_BIAS <= amount <= MAX_BIAS:

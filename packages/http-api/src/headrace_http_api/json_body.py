@@ -11,14 +11,15 @@ from attrs import define, field, frozen
 
 from headrace_http_api.errors import InvalidRequest
 
-__all__ = ["MAX_DEPTH", "field_path", "parse_object", "shown"]
+__all__ = ["MAX_DEPTH", "field_path", "parse_object", "path_step", "shown"]
 
 MAX_DEPTH = 64
 
 # Every 64-bit integer has at most 20 characters; far longer ones only cost time.
 _MAX_INTEGER_CHARS = 64
 
-_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+# A string without its end reaches to the end of the text, so that no quote is tried twice: the scan stays linear.
+_STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 _MAY_BE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -62,11 +63,15 @@ def parse_object(body: bytes, *, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
 
 def field_path(parent: str, key: str | int) -> str:
     """Extend a JSON path by an index or a key: `messages[0].content`, `logit_bias["50256"]`."""
+    step = path_step(key)
+    return parent + step if parent else step.removeprefix(".")
+
+
+def path_step(key: str | int) -> str:
+    """Write one step of a JSON path, such as `[0]`, `.content` or `["50256"]`."""
     if isinstance(key, int):
-        return f"{parent}[{key}]"
-    if _PLAIN_NAME.fullmatch(key):
-        return f"{parent}.{key}" if parent else key
-    return f"{parent}[{json.dumps(key[:64])}]"
+        return f"[{key}]"
+    return f".{key}" if _PLAIN_NAME.fullmatch(key) else f"[{json.dumps(key[:64])}]"
 
 
 def shown(value: object) -> str:

@@ -4,7 +4,6 @@ Pure ASGI, because Starlette's function-style middleware would buffer between a 
 """
 
 import hmac
-import logging
 import re
 import uuid
 from collections.abc import Mapping
@@ -25,8 +24,6 @@ __all__ = [
     "RequestIdMiddleware",
     "request_id_of",
 ]
-
-_log = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "x-request-id"
 OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -141,10 +138,8 @@ class ErrorMiddleware:
             await self._app(scope, receive, watching_send)
         except Exception as exc:  # noqa: BLE001 - the last border: what nobody expected becomes a 500
             response = _error_response(exc, scope)
-            if is_started:
-                # The server sees an unfinished response and cuts the connection, so the client sees it too.
-                _log.warning("request %s broke off after its response had started", request_id_of(scope))
-            else:
+            # Once it has started, the server sees an unfinished response and cuts the connection.
+            if not is_started:
                 await response(scope, receive, send)
 
 
