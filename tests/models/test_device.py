@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+
 from headrace_models import device
 from headrace_models.device import enable_fast_blas, measure, profile
 

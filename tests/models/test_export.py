@@ -1,12 +1,13 @@
 """Export: a plain folder, whole or not at all, that is the same model."""
 
 import json
+import sys
 
 import mlx.core as mx
 import pytest
+
+from headrace_models import export, load
 from headrace_models.errors import SourceError
-from headrace_models.export import export
-from headrace_models.load import load
 
 
 def test_the_exported_folder_is_the_same_model(tiny_llama, tmp_path):
@@ -51,7 +52,7 @@ def test_a_failed_export_leaves_nothing(tiny_llama, tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("headrace_models.export.tokenizer_files", fail)
+    monkeypatch.setattr(sys.modules["headrace_models.export"], "tokenizer_files", fail)
     with pytest.raises(OSError, match="disk full"):
         export(tiny_llama, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

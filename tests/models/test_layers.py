@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 import pytest
+
 from headrace_models.errors import WeightMismatch
 from headrace_models.layers import (
     Dense,

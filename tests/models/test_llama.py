@@ -6,6 +6,7 @@ import shutil
 import mlx.core as mx
 import pytest
 from attrs import evolve
+
 from headrace_kvcache import KVCache, RowBatch
 from headrace_models.config import read_config
 from headrace_models.errors import UnsupportedArchitecture

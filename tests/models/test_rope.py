@@ -4,10 +4,11 @@ import math
 
 import mlx.core as mx
 import pytest
-from headrace_models.errors import UnsupportedArchitecture
-from headrace_models.rope import AngleRope, FusedRope, rope_frequencies
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from headrace_models.errors import UnsupportedArchitecture
+from headrace_models.rope import AngleRope, FusedRope, rope_frequencies
 
 LLAMA3 = {
     "rope_type": "llama3",

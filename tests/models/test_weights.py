@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter, quants
+
 from headrace_models.config import read_config
 from headrace_models.errors import UnsupportedFormat, WeightMismatch
 from headrace_models.gguf_weights import read_gguf_tensors
