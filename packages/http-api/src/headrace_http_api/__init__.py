@@ -1,8 +1,8 @@
 """OpenAI-compatible HTTP API for local inference: wire formats, routes and event streams.
 
-Public modules: app, chat, completions, config, disconnect, engine_stats, error_table, errors, json_body,
-middleware, models, observability, ports, services, sse, validation. Only chat, completions, generation and
-their request modules need the extra `chat` (scheduling and sampling).
+Public modules: app, chat, completions, config, disconnect, engine_stats, error_table, errors, json_body, middleware,
+models, observability, openapi_document, ports, services, sse, validation. Only chat and completions, and dialect and
+generation below them, need the extra `chat` (scheduling and sampling).
 """
 
 from importlib import import_module
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headrace_http_api.errors import UnsupportedParameter as UnsupportedParameter
     from headrace_http_api.observability import METRIC_NAMES as METRIC_NAMES
     from headrace_http_api.observability import STATS_KEYS as STATS_KEYS
+    from headrace_http_api.openapi_document import openapi as openapi
     from headrace_http_api.ports import ChatCodec as ChatCodec
     from headrace_http_api.ports import Gateway as Gateway
     from headrace_http_api.ports import Generation as Generation
@@ -70,6 +71,7 @@ __all__ = [
     "UnsupportedParameter",
     "create_app",
     "model_stats",
+    "openapi",
     "readiness_of",
 ]
 
@@ -103,6 +105,7 @@ _MODULES = {
     "UnsupportedParameter": "errors",
     "create_app": "app",
     "model_stats": "engine_stats",
+    "openapi": "openapi_document",
     "readiness_of": "engine_stats",
 }
 

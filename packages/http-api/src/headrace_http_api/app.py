@@ -56,9 +56,9 @@ def create_app(
 
 def chat_groups() -> Sequence[RouteGroup]:
     """Return every route group of a chat server."""
-    from headrace_http_api import chat, completions
+    from headrace_http_api import chat, completions, openapi_document
 
-    return (chat.routes, completions.routes, models.routes, observability.routes)
+    return (chat.routes, completions.routes, models.routes, observability.routes, openapi_document.routes)
 
 
 async def _http_error(request: Request, exc: Exception) -> JSONResponse:

@@ -1,23 +1,10 @@
 """From what a gateway tells of itself to readiness and statistics, without a round trip to the engine."""
 
+from attrs import evolve
+
 from headrace_http_api.ports import GatewayCounts, ModelStats, Readiness
 
 __all__ = ["model_stats", "readiness_of"]
-
-_STATUS_COUNTS = (
-    "num_running",
-    "num_waiting",
-    "num_steps",
-    "num_prompt_tokens",
-    "num_generated_tokens",
-    "num_submitted",
-    "num_finished",
-    "num_failed",
-    "num_cancelled",
-    "num_restarts",
-    "kv_bytes",
-)
-_INFO_FACTS = ("max_rows", "max_context", "weights_bytes", "device", "representation")
 
 
 def readiness_of(counts: GatewayCounts) -> Readiness:
@@ -38,13 +25,31 @@ def readiness_of(counts: GatewayCounts) -> Readiness:
 
 def model_stats(name: str, counts: GatewayCounts) -> ModelStats:
     """Gather one model's entry of `/stats`; facts of an engine that never loaded keep their empty values."""
-    gathered: dict[str, object] = {key: getattr(counts.status, key) for key in _STATUS_COUNTS}
-    if counts.info is not None:
-        gathered |= {key: getattr(counts.info, key) for key in _INFO_FACTS}
-    return ModelStats(
+    status, info = counts.status, counts.info
+    stats = ModelStats(
         name=name,
-        state=counts.status.state,
+        state=status.state,
         num_outstanding=counts.num_outstanding,
         max_outstanding=counts.max_outstanding,
-        **gathered,  # pyright: ignore[reportArgumentType]
+        num_running=status.num_running,
+        num_waiting=status.num_waiting,
+        num_steps=status.num_steps,
+        num_prompt_tokens=status.num_prompt_tokens,
+        num_generated_tokens=status.num_generated_tokens,
+        num_submitted=status.num_submitted,
+        num_finished=status.num_finished,
+        num_failed=status.num_failed,
+        num_cancelled=status.num_cancelled,
+        num_restarts=status.num_restarts,
+        kv_bytes=status.kv_bytes,
+    )
+    if info is None:
+        return stats
+    return evolve(
+        stats,
+        max_rows=info.max_rows,
+        max_context=info.max_context,
+        weights_bytes=info.weights_bytes,
+        device=info.device,
+        representation=info.representation,
     )

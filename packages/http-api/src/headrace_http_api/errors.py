@@ -73,7 +73,7 @@ class ModelNotFound(NotFound):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"the model {name!r} is not served here; GET /v1/models lists the names, "
+            f"the model {name[:200]!r} is not served here; GET /v1/models lists the names, "
             "and a request without `model` takes the default one",
             param="model",
         )

@@ -91,7 +91,8 @@ def _ignored_header(
     body: Mapping[str, Any], kind: type[GenerationFields], accepted: AbstractSet[str]
 ) -> dict[str, str]:
     names = unknown_names(body, kind, accepted)[:MAX_IGNORED_NAMES]
-    return {IGNORED_HEADER: ", ".join(quote(name[:64], safe="") for name in names)} if names else {}
+    # Percent-encoded and cut, because names come from the client and headers carry neither line ends nor much text.
+    return {IGNORED_HEADER: ", ".join(quote(name[:64], safe="")[:64] for name in names)} if names else {}
 
 
 async def _open(

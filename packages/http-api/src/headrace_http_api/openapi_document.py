@@ -1,0 +1,203 @@
+"""The OpenAPI document, built from the classes that validate, so that it cannot say anything else."""
+
+from collections.abc import Mapping, Sequence
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin
+
+import attrs
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Route
+
+from headrace_http_api.chat_request import ROLES, ChatRequest, Messages, TemplateKwargs
+from headrace_http_api.completion_request import CompletionRequest, Prompt
+from headrace_http_api.generation_request import MAX_BIAS, MAX_STOP_STRINGS, LogitBias, StopStrings, StreamOptions
+from headrace_http_api.services import ApiServices
+from headrace_http_api.validation import AtLeast, Between
+
+__all__ = ["openapi", "request_schema", "routes"]
+
+Schema = dict[str, Any]
+
+_JSON = "application/json"
+_TEXT: Schema = {"type": "string"}
+_ID: Schema = {"type": "integer", "minimum": 0}
+_TEXT_PART: Schema = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": _TEXT},
+}
+_MESSAGE: Schema = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": list(ROLES)},
+        "content": {"anyOf": [_TEXT, {"type": "array", "minItems": 1, "items": _TEXT_PART}, {"type": "null"}]},
+        "name": _TEXT,
+        "tool_call_id": _TEXT,
+        "tool_calls": {"type": "array", "items": {"type": "object"}},
+    },
+}
+_SPECIAL: tuple[tuple[Any, Schema], ...] = (
+    (bool, {"type": "boolean"}),
+    (int, {"type": "integer"}),
+    (float, {"type": "number"}),
+    (str, _TEXT),
+    (TemplateKwargs, {"type": "object"}),
+    (Messages, {"type": "array", "minItems": 1, "items": _MESSAGE}),
+    (StreamOptions, {"type": "object", "properties": {"include_usage": {"type": "boolean"}}}),
+    (
+        StopStrings,
+        {
+            "anyOf": [
+                _TEXT | {"minLength": 1},
+                {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": _TEXT | {"minLength": 1}},
+            ]
+        },
+    ),
+    (
+        LogitBias,
+        {
+            "type": "object",
+            "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+        },
+    ),
+    (
+        Prompt,
+        {
+            "anyOf": [
+                _TEXT | {"minLength": 1},
+                {"type": "array", "minItems": 1, "maxItems": 1, "items": _TEXT | {"minLength": 1}},
+                {"type": "array", "minItems": 1, "items": _ID},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": 1,
+                    "items": {"type": "array", "minItems": 1, "items": _ID},
+                },
+            ]
+        },
+    ),
+)
+
+_ERROR: Schema = {
+    "Error": {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message", "type", "param", "code"],
+                "properties": {
+                    "message": _TEXT,
+                    "type": _TEXT,
+                    "param": {"type": ["string", "null"]},
+                    "code": {"type": ["string", "null"]},
+                },
+            }
+        },
+    }
+}
+_REFUSAL: Schema = {
+    "description": "Refused or failed; `param` is the path of the field at fault",
+    "content": {_JSON: {"schema": {"$ref": "#/components/schemas/Error"}}},
+}
+
+_READING = {
+    "/v1": "Name, version, default model and paths",
+    "/v1/models": "The served models",
+    "/v1/models/{model_id}": "One served model",
+    "/health": "Whether the server is well",
+    "/ready": "Whether a request sent now would be admitted",
+    "/stats": "Counts of the engine",
+    "/openapi.json": "This document",
+}
+_WRITING: Mapping[str, type] = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
+
+
+def routes(services: ApiServices) -> Sequence[BaseRoute]:
+    """The route of the document."""
+
+    async def document(_request: Request) -> JSONResponse:
+        return JSONResponse(openapi(version=services.server.version))
+
+    return [Route("/openapi.json", document)]
+
+
+def openapi(*, version: str) -> dict[str, Any]:
+    """Build the OpenAPI 3.1 document of a chat server's routes.
+
+    Args:
+        version: of the server that answers.
+    """
+    paths: dict[str, Any] = {path: {"get": _reading(path, summary)} for path, summary in _READING.items()}
+    for path, kind in _WRITING.items():
+        paths[path] = {"post": _writing(path, kind)}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Headrace", "version": version},
+        "paths": paths,
+        "components": {"schemas": {kind.__name__: request_schema(kind) for kind in _WRITING.values()} | _ERROR},
+    }
+
+
+def request_schema(kind: type) -> Schema:
+    """Build the JSON schema of a request class; null stands for absent in every field."""
+    fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(kind)
+    required = [one.name for one in fields if one.default is attrs.NOTHING]
+    return {
+        "type": "object",
+        "required": required,
+        "properties": {
+            one.name: schema if one.name in required else {"anyOf": [schema, {"type": "null"}]}
+            for one in fields
+            for schema in [_schema(one.type)]
+        },
+    }
+
+
+def _schema(kind: Any) -> Schema:
+    for known, schema in _SPECIAL:
+        if kind == known:
+            return schema
+    if get_origin(kind) is Annotated:
+        inner, *limits = get_args(kind)
+        return _schema(inner) | _limits(limits)
+    (inner,) = (one for one in get_args(kind) if one is not NoneType)
+    return _schema(inner)
+
+
+def _limits(limits: list[object]) -> Schema:
+    schema: Schema = {}
+    for limit in limits:
+        match limit:
+            case Between(low=low, high=high):
+                schema |= {"minimum": low, "maximum": high}
+            case AtLeast(low=low):
+                schema |= {"minimum": low}
+            case _:
+                raise TypeError(f"{limit!r} is a limit that the OpenAPI document cannot tell; teach it here")
+    return schema
+
+
+def _reading(path: str, summary: str) -> Schema:
+    operation: Schema = {
+        "summary": summary,
+        "responses": {"200": {"description": summary, "content": {_JSON: {}}}, "default": _REFUSAL},
+    }
+    if "{model_id}" in path:
+        operation["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": _TEXT}]
+    return operation
+
+
+def _writing(path: str, kind: type) -> Schema:
+    summary = "Continue a conversation" if "chat" in path else "Continue a text"
+    reference = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": {_JSON: {"schema": reference}}},
+        "responses": {
+            "200": {"description": "The reply, whole or as events", "content": {_JSON: {}, "text/event-stream": {}}},
+            "default": _REFUSAL,
+        },
+    }
