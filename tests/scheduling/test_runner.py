@@ -1,0 +1,156 @@
+"""Laws of `MlxStepRunner`: a row in a batch equals the row alone on plain caches."""
+
+import gc
+import weakref
+from functools import partial
+
+import mlx.core as mx
+import pytest
+
+from headrace_sampling import SamplingParams, make_step_sampler
+from headrace_scheduling import Engine, EngineFailed, GenerateOptions, MlxStepRunner
+from headrace_scheduling.scheduler import BatchScheduler, RowSpec
+from headrace_scheduling.testing import FailingModel, ModelLoaderFake, ScriptedModel
+from headrace_scheduling.testing.loading import FakeFacts
+
+_FACTS = FakeFacts(max_positions=600, eos_token_ids=frozenset())
+_PROMPTS = [(5,), (7, 8, 9), tuple(range(40)), (1, 2), tuple(range(100, 117)), (200, 3, 4, 5)]
+_SEEDED = SamplingParams(temperature=0.9, top_p=0.9, seed=11)
+
+
+def _alone(model, prompt, num_tokens, params):
+    """The obvious reference: one row, plain caches, the whole prompt at once, every token read."""
+    caches = model.make_cache()
+    sampler = make_step_sampler(params, vocab_size=model.config.vocab_size)
+    ids, tokens = mx.array([prompt]), []
+    for step in range(num_tokens):
+        hidden = model.forward_hidden(ids, caches)[:, -1:]
+        token = sampler.sample(model.logits_from_hidden(hidden)[:, -1], step)
+        tokens.append(token.tolist()[0])
+        ids = mx.array([[tokens[-1]]])
+    return tokens
+
+
+def _run(runner, scheduler):
+    tokens = {}
+    while True:
+        step = scheduler.schedule()
+        if step is not None:
+            runner.dispatch(step)
+        elif runner.num_in_flight == 0:
+            return tokens
+        if runner.num_in_flight == 2 or step is None:
+            for gain in scheduler.apply(runner.collect()):
+                tokens.setdefault(gain.request_id, []).extend(gain.token_ids)
+                if gain.finish_reason is not None:
+                    runner.release(scheduler.remove(gain.request_id))
+
+
+def _spec(request_id, prompt, max_tokens, params):
+    return RowSpec(request_id=request_id, prompt_ids=prompt, max_tokens=max_tokens, sampling=params)
+
+
+@pytest.mark.parametrize("launches_early", [False, True])
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_rows_in_a_batch_equal_the_rows_alone(launches_early, chunk):
+    """Law: joins, leaves, slices, neighbours and pipelining change no token of a row, greedy or seeded."""
+    model = ScriptedModel(_FACTS)
+    runner = MlxStepRunner(model, max_rows=3, launches_early=launches_early)
+    scheduler = BatchScheduler(3, 600, prefill_chunk=chunk)
+    specs = [_spec(n, prompt, 6 + 5 * n, _SEEDED if n % 2 else SamplingParams()) for n, prompt in enumerate(_PROMPTS)]
+    for spec in specs:
+        scheduler.submit(spec)
+    tokens = _run(runner, scheduler)
+    for spec in specs:
+        assert tokens[spec.request_id] == _alone(model, spec.prompt_ids, spec.max_tokens, spec.sampling)
+    assert runner.kv_bytes == 0
+
+
+def test_a_row_outgrows_its_buffers_unchanged():
+    """Law: crossing a capacity border while a neighbour runs changes no token."""
+    model = ScriptedModel(_FACTS)
+    runner = MlxStepRunner(model, max_rows=2)
+    scheduler = BatchScheduler(2, 600)
+    specs = [_spec(1, tuple(range(250)), 12, SamplingParams()), _spec(2, (4, 5), 14, SamplingParams())]
+    for spec in specs:
+        scheduler.submit(spec)
+    tokens = _run(runner, scheduler)
+    for spec in specs:
+        assert tokens[spec.request_id] == _alone(model, spec.prompt_ids, spec.max_tokens, spec.sampling)
+
+
+def test_the_head_sees_one_position_per_row():
+    """Law: a prompt of any length costs one row of logits, not one per position."""
+    shapes = []
+
+    class Watched(ScriptedModel):
+        def logits_from_hidden(self, hidden):
+            shapes.append(hidden.shape[:2])
+            return super().logits_from_hidden(hidden)
+
+    scheduler = BatchScheduler(2, 600, prefill_chunk=16)
+    scheduler.submit(_spec(1, tuple(range(40)), 3, SamplingParams()))
+    _run(MlxStepRunner(Watched(_FACTS), max_rows=2), scheduler)
+    assert shapes == [(1, 1)] * 3
+
+
+def test_released_rows_keep_their_neighbours_right():
+    """Law: a slot that is freed with a step in flight and taken again does not disturb anyone."""
+    model = ScriptedModel(_FACTS)
+    runner = MlxStepRunner(model, max_rows=2)
+    scheduler = BatchScheduler(2, 600)
+    scheduler.submit(_spec(1, (9, 8, 7), 50, SamplingParams()))
+    scheduler.submit(_spec(2, (5, 6), 12, SamplingParams()))
+    runner.dispatch(scheduler.schedule())
+    runner.dispatch(scheduler.schedule())
+    gains = {gain.request_id: list(gain.token_ids) for gain in scheduler.apply(runner.collect())}
+    runner.release(scheduler.remove(1))
+    scheduler.submit(_spec(3, (1, 2, 3, 4), 5, SamplingParams()))
+    rest = _run(runner, scheduler)
+    assert gains[2] + rest[2] == _alone(model, (5, 6), 12, SamplingParams())
+    assert rest[3] == _alone(model, (1, 2, 3, 4), 5, SamplingParams())
+
+
+def test_a_slot_the_cache_would_not_give_is_refused():
+    """Law: scheduler and cache agree on slots, or the step raises."""
+    runner = MlxStepRunner(ScriptedModel(_FACTS), max_rows=2)
+    scheduler = BatchScheduler(2, 600)
+    scheduler.submit(_spec(1, (1,), 2, SamplingParams()))
+    runner._batch.join()
+    with pytest.raises(RuntimeError, match="lowest free"):
+        runner.dispatch(scheduler.schedule())
+
+
+def test_the_engine_generates_as_the_rows_alone_would():
+    """Law: `Engine.generate` batches many prompts and returns each one's own tokens, in order."""
+    loader = ModelLoaderFake(partial(ScriptedModel, _FACTS))
+    with Engine.open(loader, max_rows=3, prefill_chunk=16) as engine:
+        results = engine.generate(_PROMPTS, GenerateOptions(max_tokens=9, sampling=_SEEDED))
+    model = ScriptedModel(_FACTS)
+    for prompt, result in zip(_PROMPTS, results, strict=True):
+        assert list(result.token_ids) == _alone(model, prompt, 9, _SEEDED)
+
+
+class Witness:
+    """Lives as long as the frame of the failing forward, which also holds its caches."""
+
+
+def test_a_failed_step_leaves_no_frame_alive(caplog):
+    """Law: after a forward raised, nothing keeps its frames and with them the caches; the next request works."""
+    refs = []
+
+    def fail(caches):
+        witness = Witness()
+        refs.append(weakref.ref(witness))
+        raise ArithmeticError("fails as told")
+
+    loader = ModelLoaderFake(partial(FailingModel, _FACTS, failing_forwards=frozenset({3}), on_failure=fail))
+    with Engine.open(loader) as engine:
+        with pytest.raises(EngineFailed, match="ArithmeticError"):
+            engine.generate([(1, 2, 3)], GenerateOptions(max_tokens=20))
+        assert engine.generate([(1, 2, 3)], GenerateOptions(max_tokens=4))[0].finished.reason == "length"
+        gc.collect()
+        (ref,) = refs
+        assert ref() is None
+        assert engine.status.num_failed == 1
+    assert "fails as told" in caplog.text
