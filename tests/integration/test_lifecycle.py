@@ -91,3 +91,13 @@ def test_health_answers_while_loading_and_a_killed_server_leaves_no_engine(start
         server.process.kill()
         server.wait()
         server.wait_until_gone(engine)
+
+
+def test_ctrl_c_while_loading_is_a_clean_exit(start_server):
+    """Nobody has to wait for a model that is not wanted any more."""
+    with start_server(wait_ready=False) as server:
+        engine = server.engine_pid
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert server.wait() == 0
+        server.wait_until_gone(engine)
+        assert "Traceback" not in server.read_errors()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from headrace_models import ModelSource
     from headrace_scheduling.ports import EnginePort, ModelLoader
 
+__all__ = ["Composition", "compose", "make_port"]
+
 
 @define(kw_only=True)
 class Composition:

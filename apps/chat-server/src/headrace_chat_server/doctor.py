@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headrace_chat_server.console import say, table
+from headrace_chat_server.models import require_backend
 
 if TYPE_CHECKING:
     from headrace_models.device import BlasReport, DeviceMeasurement
@@ -14,6 +15,7 @@ _THREAD_VARIABLES = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS
 
 def run_doctor() -> int:
     """Measure and print; 0 when the device is as fast as it should be, else 1."""
+    require_backend()
     from headrace_models import enable_fast_blas, measure
 
     blas = enable_fast_blas()

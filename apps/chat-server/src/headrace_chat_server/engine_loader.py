@@ -10,6 +10,8 @@ from headrace_chat_server.settings import Dtype
 if TYPE_CHECKING:
     from headrace_models import LoadedModel
 
+__all__ = ["EngineLoader"]
+
 
 @frozen(kw_only=True)
 class EngineLoader:

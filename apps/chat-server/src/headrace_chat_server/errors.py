@@ -9,6 +9,8 @@ ChatServerError(Exception)
 Each ends the command with exit code 2 and its message as one line.
 """
 
+__all__ = ["AddressUnusable", "ChatServerError", "InvalidSetting", "ModelUnavailable", "UnsafeBinding"]
+
 
 class ChatServerError(Exception):
     """Base of every error that this package raises on purpose."""

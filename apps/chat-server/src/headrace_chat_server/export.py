@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from headrace_chat_server.console import say
 from headrace_chat_server.errors import ModelUnavailable
-from headrace_chat_server.models import find_model
+from headrace_chat_server.models import find_model, require_backend
 
 if TYPE_CHECKING:
     from headrace_models.export import ExportDtype
@@ -19,6 +19,7 @@ def run_export(model: str, folder: str, *, dtype: "ExportDtype") -> int:
     """
     from headrace_models import enable_fast_blas
 
+    require_backend()
     source = find_model(model)
     enable_fast_blas()
     from headrace_models import ModelError

@@ -1,7 +1,6 @@
 """uvicorn on a socket that is already bound, with a drain that finishes what runs before the port closes."""
 
 import asyncio
-import signal
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -9,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from headrace_chat_server.stop_signals import StopSignals
+
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from headrace_scheduling import GenerationGateway
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LAST_BYTES_TIMEOUT_S = 1
 
 
 class _UnsignalledServer(uvicorn.Server):
@@ -33,7 +34,13 @@ class HttpServer:
     """
 
     def __init__(
-        self, app: "Starlette", *, gateway: "GenerationGateway", drain_timeout_s: float, log_level: str
+        self,
+        app: "Starlette",
+        *,
+        gateway: "GenerationGateway",
+        signals: StopSignals,
+        drain_timeout_s: float,
+        log_level: str,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -42,46 +49,37 @@ class HttpServer:
             access_log=False,
             lifespan="off",
             server_header=False,
-            timeout_graceful_shutdown=1,
+            timeout_graceful_shutdown=_LAST_BYTES_TIMEOUT_S,
             ws="none",
         )
         self._server = _UnsignalledServer(config)
         self._gateway = gateway
+        self._signals = signals
         self._drain_timeout_s = drain_timeout_s
-        self._drain: asyncio.Task[None] | None = None
 
     async def run(self, listener: socket.socket) -> None:
-        """Serve on the socket until stopped; owns SIGINT and SIGTERM meanwhile."""
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._on_signal)
+        """Serve on the socket until a signal or `stop`."""
+        drain = asyncio.create_task(self._drain_on_signal())
         try:
             await self._server.serve(sockets=[listener])
         finally:
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
-            if self._drain is not None:
-                self._drain.cancel()
-                await asyncio.gather(self._drain, return_exceptions=True)
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether a signal or `stop` came."""
-        return self._drain is not None or self._server.should_exit
+            drain.cancel()
+            await asyncio.gather(drain, return_exceptions=True)
 
     def stop(self) -> None:
         """Close the port and end open connections at once."""
         self._server.should_exit = True
         self._server.force_exit = True
 
-    def _on_signal(self) -> None:
-        if self._drain is None:
-            self._drain = asyncio.create_task(self._drain_then_exit())
-        else:
-            self.stop()
-
-    async def _drain_then_exit(self) -> None:
+    async def _drain_on_signal(self) -> None:
+        await self._signals.first.wait()
+        drained = asyncio.create_task(self._gateway.drain(self._drain_timeout_s))
+        cut_short = asyncio.create_task(self._signals.second.wait())
         try:
-            await self._gateway.drain(self._drain_timeout_s)
-        finally:
+            await asyncio.wait({drained, cut_short}, return_when=asyncio.FIRST_COMPLETED)
             self._server.should_exit = True
+            await cut_short
+            self.stop()
+        finally:
+            drained.cancel()
+            cut_short.cancel()

@@ -13,6 +13,8 @@ from headrace_chat_server.errors import InvalidSetting
 from headrace_chat_server.kinds import from_texts, from_toml
 from headrace_chat_server.settings import Leaf, Settings, build, leaves
 
+__all__ = ["CONFIG_VARIABLE", "Read", "flag_texts", "read_settings"]
+
 CONFIG_VARIABLE = "HEADRACE_CONFIG"
 """The variable that names the configuration file, as `--config` does."""
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from headrace_chat_server.composition import Composition, compose
 from headrace_chat_server.console import announce, announce_loading
-from headrace_chat_server.errors import ChatServerError
 from headrace_chat_server.listener import bind, url_of
-from headrace_chat_server.models import find_model
+from headrace_chat_server.models import find_model, require_backend
 from headrace_chat_server.settings import Settings, check_binding
+from headrace_chat_server.stop_signals import StopSignals, stop_signals
 
 if TYPE_CHECKING:
-    from headrace_chat_server.http_server import HttpServer
     from headrace_models import ModelSource
 
 
@@ -30,45 +29,52 @@ def run_serve(settings: Settings) -> int:
     )
     check_binding(settings.server)
     with bind(settings.server.host, settings.server.port) as listener:
+        require_backend()
         source = find_model(settings.model)
         return asyncio.run(_serve(settings, listener, source, started_at))
 
 
 async def _serve(settings: Settings, listener: socket.socket, source: "ModelSource", started_at: float) -> int:
     composition = compose(settings, source, started_at=started_at)
-    try:
-        # The engine's process loads the weights while this one imports the HTTP libraries.
-        await composition.start()
-        announce_loading(source.name, url_of(listener))
-        from headrace_chat_server.http_server import HttpServer
-
-        server = HttpServer(
-            composition.make_app(),
-            gateway=composition.gateway,
-            drain_timeout_s=settings.server.drain_timeout_s,
-            log_level=settings.server.log_level,
-        )
-        announcement = asyncio.create_task(_announce(composition, server, url_of(listener)))
+    url = url_of(listener)
+    with stop_signals() as signals:
         try:
-            await server.run(listener)
+            # The engine's process loads the weights while this one imports the HTTP libraries.
+            await composition.start()
+            announce_loading(source.name, url)
+            await _serve_http(composition, listener, signals, url)
         finally:
-            announcement.cancel()
-            await asyncio.gather(announcement, return_exceptions=True)
-        if announcement.done() and not announcement.cancelled():
-            announcement.result()
-        return 0
-    finally:
-        await composition.close()
+            await composition.close()
+    return 0
 
 
-async def _announce(composition: Composition, server: "HttpServer", url: str) -> None:
-    """Tell the person that the server is ready; stop the server when it will never be."""
+async def _serve_http(composition: Composition, listener: socket.socket, signals: StopSignals, url: str) -> None:
+    from headrace_chat_server.http_server import HttpServer
+
+    settings = composition.settings.server
+    server = HttpServer(
+        composition.make_app(),
+        gateway=composition.gateway,
+        signals=signals,
+        drain_timeout_s=settings.drain_timeout_s,
+        log_level=settings.log_level,
+    )
+    announcement = asyncio.create_task(_announce_ready(composition, url))
+    # A model that cannot be loaded ends the server; its reason is raised below.
+    announcement.add_done_callback(lambda done: server.stop() if _has_failed(done) else None)
     try:
-        await composition.wait_ready()
-    except ChatServerError:
-        if server.is_stopping:
-            # The engine was stopped while it loaded, as asked.
-            return
-        server.stop()
-        raise
+        await server.run(listener)
+    finally:
+        announcement.cancel()
+        await asyncio.wait({announcement})
+    if _has_failed(announcement) and not signals.first.is_set():
+        announcement.result()
+
+
+async def _announce_ready(composition: Composition, url: str) -> None:
+    await composition.wait_ready()
     announce(composition.registry.name, url)
+
+
+def _has_failed(task: asyncio.Task[None]) -> bool:
+    return not task.cancelled() and task.exception() is not None

@@ -11,6 +11,23 @@ from attrs import Attribute, field, fields, frozen, has
 from headrace_chat_server.errors import InvalidSetting, UnsafeBinding
 from headrace_chat_server.kinds import Choice, Integer, Kind, Number, Switch, Text, TextList
 
+__all__ = [
+    "DTYPES",
+    "Dtype",
+    "EngineSettings",
+    "Leaf",
+    "LogLevel",
+    "Option",
+    "SamplingSettings",
+    "ServerSettings",
+    "Settings",
+    "Transport",
+    "build",
+    "check_binding",
+    "is_loopback",
+    "leaves",
+]
+
 T = TypeVar("T")
 
 Dtype = Literal["auto", "checkpoint", "float32", "bfloat16", "float16"]

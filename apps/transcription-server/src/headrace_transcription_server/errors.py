@@ -7,6 +7,8 @@ TranscriptionServerError(Exception)
 Each ends the command with exit code 2 and its message as one line.
 """
 
+__all__ = ["InvalidSetting", "TranscriptionServerError", "TranscriptionUnavailable"]
+
 
 class TranscriptionServerError(Exception):
     """Base of every error that this package raises on purpose."""

@@ -10,6 +10,8 @@ from attrs import Attribute, field, fields, frozen
 
 from headrace_transcription_server.errors import InvalidSetting
 
+__all__ = ["Option", "PREFIX", "TranscriptionSettings", "flag_of", "options", "read_settings", "variable_of"]
+
 T = TypeVar("T")
 
 PREFIX = "HEADRACE_TRANSCRIBE_"
