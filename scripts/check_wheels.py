@@ -167,12 +167,15 @@ class Environment:
     def probe(self, module: str, *options: str, what: str) -> None:
         run([self.python, "-I", PROBE, module, *options], cwd=self.folder, what=what)
 
-    def test(self, tests: Path) -> None:
-        """Run a copy of a test folder, so that no conftest.py and no source of the repository is in reach."""
-        copied = self.folder / "tests" / tests.name
-        shutil.copytree(tests, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    def test(self, member: Member) -> None:
+        """Run a copy of a member's tests, so that no source of the repository is in reach."""
+        for file in ("pyproject.toml", "tests/conftest.py", member.folder.relative_to(REPOSITORY) / "README.md"):
+            copy = self.folder / file
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / file, copy)
+        copied = self.folder / "tests" / member.tests.name
+        shutil.copytree(member.tests, copied, ignore=shutil.ignore_patterns("__pycache__"))
         configuration = self.folder / "pyproject.toml"
-        shutil.copy(REPOSITORY / "pyproject.toml", configuration)
         command = [self.python, "-I", "-m", "pytest", "-q", "-c", configuration, "--rootdir", self.folder, copied]
         output = run(command, cwd=self.folder, what="tests")
         print(f"    {output.rstrip().splitlines()[-1]}")
@@ -194,12 +197,12 @@ def check(member: Member, members: Mapping[str, Member], dist: Path, scratch: Pa
     install(backend | (set(member.extras) - DEVICE_EXTRAS - {"cpu"}), "install with its extras")
     environment.probe(member.module, "--every-module", what="import of every module")
     environment.install("--group", f"{REPOSITORY / 'pyproject.toml'}:test", *options, what="install of the test group")
-    environment.test(member.tests)
+    environment.test(member)
 
 
 def write_constraints(file: Path) -> None:
     """Write the versions of the lock, so that a release elsewhere cannot fail this check."""
-    command = ["uv", "export", "--quiet", "--locked", "--all-groups", "--no-hashes", "--no-emit-workspace"]
+    command = ["uv", "export", "--quiet", "--frozen", "--all-groups", "--no-hashes", "--no-emit-workspace"]
     run([*command, "--no-annotate", "--no-header", "--output-file", file], cwd=REPOSITORY, what="uv export")
 
 
