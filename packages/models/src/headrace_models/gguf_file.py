@@ -6,6 +6,7 @@ Format: ggml's `docs/gguf.md`, versions 2 and 3, little-endian.
 import mmap
 import struct
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -100,8 +101,10 @@ def dequantize(file: GgufFile, tensor: GgufTensor) -> "NDArray[np.float32]":
 
     Raises:
         SourceError: the tensor's bytes lie outside the file.
-        UnsupportedFormat: the gguf package cannot dequantize the element type.
+        UnsupportedFormat: the gguf package is missing, or cannot dequantize the element type.
     """
+    if find_spec("gguf") is None:
+        raise UnsupportedFormat("dequantizing needs the gguf package, which is not installed: headrace-models[text]")
     import numpy as np
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 

@@ -4,11 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from attrs import define, field
 
-from headrace_models.errors import TemplateError
+from headrace_models.errors import TemplateError, UnsupportedFormat
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -45,6 +46,7 @@ class ChatTemplate:
 
         Raises:
             TemplateError: the template refuses the messages, or fails on them.
+            UnsupportedFormat: jinja2 is not installed.
         """
         given = dict(template_kwargs or {})
         if "messages" in given:
@@ -57,8 +59,9 @@ class ChatTemplate:
             **given,
             "messages": normalize_messages(messages),
         }
+        environment = self._environment
         try:
-            return self._pick(with_tools=bool(variables["tools"])).render(variables)
+            return self._pick(environment, with_tools=bool(variables["tools"])).render(variables)
         except TemplateError:
             raise
         except Exception as error:
@@ -68,13 +71,13 @@ class ChatTemplate:
                 f"check the roles and contents that this model's template accepts"
             ) from error
 
-    def _pick(self, *, with_tools: bool) -> "Template":
+    def _pick(self, environment: "Environment", *, with_tools: bool) -> "Template":
         name = "tool_use" if with_tools and "tool_use" in self.sources else "default"
         # A list of templates may lack a default; then its first one is what the authors show first.
         source = self.sources.get(name) or next(iter(self.sources.values()))
         compiled = self._compiled.get(source)
         if compiled is None:
-            compiled = self._compiled[source] = self._environment.from_string(source)
+            compiled = self._compiled[source] = environment.from_string(source)
         return compiled
 
     @cached_property
@@ -137,6 +140,8 @@ def _parsed_call(call: object) -> object:
 
 
 def _sandbox() -> "Environment":
+    if find_spec("jinja2") is None:
+        raise UnsupportedFormat("chat templates need jinja2, which is not installed: install headrace-models[text]")
     from jinja2 import nodes
     from jinja2.ext import Extension
     from jinja2.parser import Parser
