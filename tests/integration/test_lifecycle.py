@@ -101,3 +101,15 @@ def test_ctrl_c_while_loading_is_a_clean_exit(start_server):
         assert server.wait() == 0
         server.wait_until_gone(engine)
         assert "Traceback" not in server.read_errors()
+
+
+def test_a_damaged_model_ends_the_program_with_its_reason(start_server, smollm2, tmp_path):
+    """What the engine cannot load is exit code 2, and the last line says which file and why; no process stays."""
+    damaged = tmp_path / "damaged.gguf"
+    with smollm2.path.open("rb") as whole:
+        damaged.write_bytes(whole.read(30_000_000))
+    with start_server([str(damaged)], wait_ready=False) as server:
+        assert server.wait() == 2
+        last = server.read_errors().splitlines()[-1]
+        assert last.startswith("headrace: the model 'damaged' cannot be served")
+        assert "damaged.gguf" in last

@@ -1,0 +1,97 @@
+"""The drain: what runs is finished, nothing new is admitted, a second signal cuts short."""
+
+import asyncio
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from headrace_chat_server.http_server import HttpServer
+from headrace_chat_server.listener import bind, url_of
+from headrace_chat_server.stop_signals import StopSignals
+
+
+class FakeGateway:
+    """Its drain ends when the test says that everything ran out."""
+
+    def __init__(self):
+        self.draining = asyncio.Event()
+        self.empty = asyncio.Event()
+        self.timeout_s = None
+
+    async def drain(self, timeout_s=None):
+        self.timeout_s = timeout_s
+        self.draining.set()
+        await self.empty.wait()
+        return True
+
+
+class Running:
+    def __init__(self, listener):
+        self.gateway = FakeGateway()
+        self.signals = StopSignals()
+        self.entered = asyncio.Event()
+        self.release = asyncio.Event()
+        app = Starlette(routes=[Route("/", self.answer), Route("/ping", self.ping)])
+        self.server = HttpServer(
+            app, gateway=self.gateway, signals=self.signals, drain_timeout_s=7, log_level="critical"
+        )
+        self.task = asyncio.create_task(self.server.run(listener))
+
+    async def answer(self, request):
+        self.entered.set()
+        await self.release.wait()
+        return PlainTextResponse("whole")
+
+    async def ping(self, request):
+        return PlainTextResponse("pong")
+
+
+@pytest.fixture
+async def running():
+    with bind("127.0.0.1", 0) as listener:
+        made = Running(listener)
+        made.url = url_of(listener)
+        yield made
+        made.release.set()
+        made.server.stop()
+        await made.task
+
+
+async def test_a_signal_finishes_what_runs_and_then_closes(running):
+    """While the gateway drains, the port stays open to say so; the running answer is whole."""
+    async with httpx.AsyncClient(base_url=running.url) as client:
+        request = asyncio.create_task(client.get("/"))
+        await running.entered.wait()
+        running.signals.take()
+        await running.gateway.draining.wait()
+        assert running.gateway.timeout_s == 7
+        assert (await client.get("/ping")).text == "pong"
+        running.release.set()
+        assert (await request).text == "whole"
+        running.gateway.empty.set()
+        await running.task
+
+
+async def test_a_second_signal_does_not_wait(running):
+    """The second signal ends the server although the gateway never finishes draining."""
+    async with httpx.AsyncClient(base_url=running.url) as client:
+        request = asyncio.create_task(client.get("/"))
+        await running.entered.wait()
+        running.signals.take()
+        await running.gateway.draining.wait()
+        running.signals.take()
+        await running.task
+        running.release.set()
+        await asyncio.wait({request})
+
+
+async def test_stop_needs_no_signal(running):
+    """A model that cannot be loaded ends the server from inside."""
+    async with httpx.AsyncClient(base_url=running.url) as client:
+        assert (await client.get("/ping")).text == "pong"
+    running.server.stop()
+    await running.task
+    assert not running.gateway.draining.is_set()
