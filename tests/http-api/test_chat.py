@@ -261,3 +261,11 @@ async def test_model_that_does_not_chat_says_what_it_serves(client, models, chat
 
     assert (error["param"], error["code"]) == ("model", "unsupported_model")
     assert "completions" in error["message"]
+
+
+async def test_content_type_does_not_matter(client):
+    """A body is JSON by its bytes, whatever the header calls it."""
+    content = b'{"messages": [{"role": "user", "content": "hi"}]}'
+    reply = await client.post(URL, content=content, headers={"content-type": "text/plain"})
+
+    assert reply.status_code == 200

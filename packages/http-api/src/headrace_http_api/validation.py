@@ -53,11 +53,11 @@ class Between:
 class AtLeast:
     """A number of at least `low`."""
 
-    low: int
+    low: float
 
     def check(self, value: float) -> None:
         if value < self.low:
-            raise FieldError(f"is {shown(value)}; it must be at least {self.low}, or absent for no limit")
+            raise FieldError(f"is {shown(value)}; it must be at least {self.low}; leave it out for the default")
 
 
 def make_converter() -> Converter:
@@ -70,7 +70,6 @@ def make_converter() -> Converter:
         return _limited_hook(converter, kind)
 
     converter.register_structure_hook_factory(_is_limited, limited_hook)
-    converter.register_structure_hook_func(_is_json_object, _to_object)
     return converter
 
 
@@ -139,16 +138,6 @@ def _to_float(value: Any, _kind: type) -> float:
 def _to_str(value: Any, _kind: type) -> str:
     if type(value) is not str:
         raise FieldError(f"is {shown(value)}; it must be a string")
-    return value
-
-
-def _is_json_object(kind: Any) -> bool:
-    return get_origin(kind) in (dict, Mapping) and get_args(kind) == (str, object)
-
-
-def _to_object(value: Any, _kind: type) -> dict[str, object]:
-    if type(value) is not dict:
-        raise FieldError(f"is {shown(value)}; it must be an object")
     return value
 
 
