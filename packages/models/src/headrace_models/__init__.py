@@ -104,10 +104,11 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    # Importing a submodule binds it here under its own name, which `load` and `export` share with their functions.
-    globals()[name] = value
-    return value
+    home = _MODULES[name]
+    module = import_module(f"{__name__}.{home}")
+    # Python binds an imported submodule here under its own name, which `load` and `export` share with their functions.
+    globals().update({public: getattr(module, public) for public, other in _MODULES.items() if other == home})
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:
