@@ -70,7 +70,6 @@ def make_request_converter() -> Converter:
     converter = make_converter()
     converter.register_structure_hook_func(lambda kind: kind == StopStrings, _to_stop)
     converter.register_structure_hook_func(lambda kind: kind == LogitBias, _to_logit_bias)
-    converter.register_structure_hook(StreamOptions, _to_stream_options)
     return converter
 
 
@@ -101,12 +100,3 @@ def _to_logit_bias(value: Any, _kind: type) -> LogitBias:
             )
         bias[int(key)] = float(amount)
     return bias
-
-
-def _to_stream_options(value: Any, _kind: type) -> StreamOptions:
-    if not isinstance(value, dict):
-        raise FieldError(f"is {shown(value)}; it must be an object")
-    include_usage = value.get("include_usage")
-    if include_usage is not None and type(include_usage) is not bool:
-        raise FieldError(f"is {shown(include_usage)}; it must be true or false", subpath=".include_usage")
-    return StreamOptions(include_usage=bool(include_usage))

@@ -10,19 +10,17 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import attrs
 from attrs import frozen
-from cattrs import (
-    AttributeValidationNote,
-    BaseValidationError,
-    Converter,
-    IterableValidationNote,
-)
+from cattrs import AttributeValidationNote, ClassValidationError, Converter
+from cattrs.gen import make_dict_structure_fn
 
 from headrace_http_api.errors import InvalidRequest
-from headrace_http_api.json_body import field_path, shown
+from headrace_http_api.json_body import path_step, shown
 
 __all__ = ["AtLeast", "Between", "FieldError", "make_converter", "structure", "unknown_names"]
 
 T = TypeVar("T")
+
+Hook = Callable[[Any, Any], Any]
 
 
 class FieldError(ValueError):
@@ -35,6 +33,10 @@ class FieldError(ValueError):
     def __init__(self, message: str, *, subpath: str = "") -> None:
         super().__init__(message)
         self.subpath = subpath
+
+    def inside(self, key: str | int) -> "FieldError":
+        """Return the same fault as seen from the value that holds it under `key`."""
+        return FieldError(str(self), subpath=path_step(key) + self.subpath)
 
 
 @frozen
@@ -61,54 +63,43 @@ class AtLeast:
 
 
 def make_converter() -> Converter:
-    """Make a converter whose primitives are strict."""
+    """Make a converter that is strict about primitives, lists and attrs classes, and treats null as absent."""
     converter = Converter(detailed_validation=True, prefer_attrib_converters=False)
     for kind, hook in ((bool, _to_bool), (int, _to_int), (float, _to_float), (str, _to_str)):
         converter.register_structure_hook(kind, hook)
 
-    def limited_hook(kind: Any) -> Callable[[Any, Any], Any]:
+    def limited_hook(kind: Any) -> Hook:
         return _limited_hook(converter, kind)
 
+    def list_hook(kind: Any) -> Hook:
+        return _list_hook(converter, kind)
+
+    def class_hook(kind: Any) -> Hook:
+        return _class_hook(converter, kind)
+
     converter.register_structure_hook_factory(_is_limited, limited_hook)
+    converter.register_structure_hook_factory(_is_list, list_hook)
+    converter.register_structure_hook_factory(attrs.has, class_hook)
     return converter
 
 
 def structure(converter: Converter, body: Mapping[str, Any], kind: type[T]) -> T:
-    """Build a request from its JSON object; a null field counts as absent.
+    """Build a request from its JSON object.
 
     Raises:
         InvalidRequest: for the first field at fault; `param` is its path.
     """
-    required = {one.name for one in attrs.fields(kind) if one.default is attrs.NOTHING}  # pyright: ignore[reportArgumentType]
-    given = {name: value for name, value in body.items() if value is not None}
-    for name in sorted(required - given.keys()):
-        raise InvalidRequest(f"{name} is missing; it is required", param=name, code="missing_required_parameter")
     try:
-        return converter.structure(given, kind)
-    except BaseValidationError as exc:
-        path, cause = _first_fault(exc)
-    if not isinstance(cause, FieldError):
-        raise cause
-    path += cause.subpath
-    raise InvalidRequest(f"{path} {cause}", param=path)
+        return converter.structure(body, kind)
+    except FieldError as exc:
+        path = exc.subpath.removeprefix(".")
+        raise InvalidRequest(f"{path} {exc}", param=path) from None
 
 
 def unknown_names(body: Mapping[str, Any], kind: type, accepted: AbstractSet[str]) -> tuple[str, ...]:
     """Return the names in `body` that are neither fields of `kind` nor accepted without effect."""
     known = {one.name for one in attrs.fields(kind)} | accepted
     return tuple(name for name, value in body.items() if name not in known and value is not None)
-
-
-def _first_fault(exc: BaseException) -> tuple[str, BaseException]:
-    path = ""
-    while isinstance(exc, BaseValidationError):
-        exc = exc.exceptions[0]
-        for note in getattr(exc, "__notes__", ()):
-            if isinstance(note, AttributeValidationNote):
-                path = field_path(path, note.name)
-            elif isinstance(note, IterableValidationNote):
-                path = field_path(path, note.index)
-    return path, exc
 
 
 # ---- strict hooks --------------------------------------------------------------------------------------------
@@ -141,11 +132,60 @@ def _to_str(value: Any, _kind: type) -> str:
     return value
 
 
+def _is_list(kind: Any) -> bool:
+    return get_origin(kind) in (list, tuple)
+
+
+def _list_hook(converter: Converter, kind: Any) -> Hook:
+    make, inner = get_origin(kind), get_args(kind)[0]
+    hook = converter.get_structure_hook(inner)
+
+    def convert(value: Any, _kind: Any) -> Any:
+        if type(value) is not list:
+            raise FieldError(f"is {shown(value)}; it must be a list")
+        entries: list[Any] = []
+        for index, entry in enumerate(value):
+            try:
+                entries.append(hook(entry, inner))
+            except FieldError as exc:
+                raise exc.inside(index) from None
+        return make(entries)
+
+    return convert
+
+
+def _class_hook(converter: Converter, kind: Any) -> Hook:
+    build = make_dict_structure_fn(kind, converter)
+    required = [one.name for one in attrs.fields(kind) if one.default is attrs.NOTHING]
+
+    def convert(value: Any, _kind: Any) -> Any:
+        if type(value) is not dict:
+            raise FieldError(f"is {shown(value)}; it must be an object")
+        given = {name: inner for name, inner in value.items() if inner is not None}
+        for name in required:
+            if name not in given:
+                raise FieldError("is missing; it is required").inside(name)
+        try:
+            return build(given, kind)
+        except ClassValidationError as exc:
+            raise _first_fault(exc) from None
+
+    return convert
+
+
+def _first_fault(exc: ClassValidationError) -> Exception:
+    first = exc.exceptions[0]
+    if not isinstance(first, FieldError):
+        return first
+    (name,) = (note.name for note in first.__notes__ if isinstance(note, AttributeValidationNote))
+    return first.inside(name)
+
+
 def _is_limited(kind: Any) -> bool:
     return get_origin(kind) is Annotated
 
 
-def _limited_hook(converter: Converter, kind: Any) -> Callable[[Any, type], Any]:
+def _limited_hook(converter: Converter, kind: Any) -> Hook:
     inner, *limits = get_args(kind)
     hook = converter.get_structure_hook(inner)
 
