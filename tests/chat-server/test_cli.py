@@ -104,3 +104,13 @@ def test_an_unknown_variable_is_a_warning_on_standard_error():
     assert "warning" in warning
     assert "HEADRACE_PROT" in warning
     assert "/no/such/model" in error
+
+
+def test_export_writes_a_folder_once(tiny_llama, tmp_path):
+    """An exported folder is a model again, and is never written over."""
+    folder = tmp_path / "exported"
+    done = run("export", str(tiny_llama), str(folder), "--dtype", "bfloat16")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert str(folder) in done.stdout
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+    assert_one_line_refusal(run("export", str(tiny_llama), str(folder)), str(folder), "empty")

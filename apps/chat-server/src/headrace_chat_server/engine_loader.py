@@ -32,7 +32,6 @@ class EngineLoader:
 
         # Only before the first import of mlx can its BLAS symbols be replaced.
         enable_fast_blas()
-        from headrace_models.load import load
-        from headrace_models.sources import ModelSource
+        from headrace_models import ModelSource, load
 
         return load(ModelSource(name=self.name, path=self.path, format=self.format), dtype=self.dtype)

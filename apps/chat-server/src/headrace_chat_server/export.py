@@ -22,8 +22,7 @@ def run_export(model: str, folder: str, *, dtype: "ExportDtype") -> int:
     require_backend()
     source = find_model(model)
     enable_fast_blas()
-    from headrace_models import ModelError
-    from headrace_models.export import export
+    from headrace_models import ModelError, export
 
     try:
         export(source, Path(folder), dtype=dtype)
