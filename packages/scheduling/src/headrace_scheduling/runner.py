@@ -82,14 +82,16 @@ class MlxStepRunner:
         if step.decodes:
             target = self._forward_decodes(tuple(row.slot for row in step.decodes))
             hidden.append(target)
-        for part in step.prefills:
-            target = self._forward_slice(part)
-            if part.is_last:
+        # A view names its rows in ascending order of slot.
+        parts = sorted(step.prefills, key=_slot_of)
+        ending = [part for part in parts if part.is_last]
+        if parts:
+            target = self._forward_slices(parts)
+            if ending:
                 hidden.append(target)
-        slots = tuple(row.slot for row in step.decodes) + tuple(part.slot for part in step.prefills if part.is_last)
-        tokens = self._sample(hidden, slots)
-        request_ids = tuple(row.request_id for row in step.decodes)
-        request_ids += tuple(part.request_id for part in step.prefills if part.is_last)
+        sampled = (*step.decodes, *ending)
+        tokens = self._sample(hidden, [row.slot for row in sampled])
+        request_ids = tuple(row.request_id for row in sampled)
         assert target is not None, "a step has at least one row"
         self._flights.append(_Flight(request_ids, tokens, target))
         if self._launches_early or len(self._flights) == 1:
@@ -123,19 +125,30 @@ class MlxStepRunner:
     def _forward_decodes(self, slots: tuple[int, ...]) -> mx.array:
         return self._forward(self._last_tokens(slots)[:, None], slots)
 
-    def _forward_slice(self, part: PrefillSlice) -> mx.array:
-        """Append a slice and return its last hidden position `(1, 1, D)`: the head never sees a whole prompt."""
-        if part.sampling is not None:
-            self._join(part.slot, part.sampling)
-        ids = mx.array([part.token_ids], dtype=mx.int32)
-        return self._forward(ids, (part.slot,))[:, -1:]
+    def _forward_slices(self, parts: Sequence[PrefillSlice]) -> mx.array:
+        """Append slices, padded on the right to the longest, and return the last hidden positions `(B, 1, D)`.
 
-    def _forward(self, ids: mx.array, slots: tuple[int, ...]) -> mx.array:
+        B counts the rows whose prompt ends, or all if none does: the head never sees a whole prompt.
+        """
+        for part in parts:
+            if part.sampling is not None:
+                self._join(part.slot, part.sampling)
+        lengths = [len(part.token_ids) for part in parts]
+        longest = max(lengths)
+        ids = mx.array([part.token_ids + (0,) * (longest - len(part.token_ids)) for part in parts], dtype=mx.int32)
+        hidden = self._forward(ids, tuple(part.slot for part in parts), lengths=lengths)
+        if len(parts) == 1:
+            return hidden[:, -1:]
+        rows = [row for row, part in enumerate(parts) if part.is_last] or list(range(len(parts)))
+        return hidden[mx.array(rows), mx.array([lengths[row] - 1 for row in rows])][:, None]
+
+    def _forward(self, ids: mx.array, slots: tuple[int, ...], *, lengths: Sequence[int] | None = None) -> mx.array:
         num_tokens = ids.shape[1]
         contexts = [self._rows[slot].context for slot in slots]
         context = None if all(each is None for each in contexts) else self._model.batch_context(contexts)
-        hidden = self._model.forward_hidden(ids, self._batch.view(slots, num_tokens), context=context)
-        self._batch.advance(slots, num_tokens)
+        views = self._batch.view(slots, num_tokens, lengths=lengths)
+        hidden = self._model.forward_hidden(ids, views, context=context)
+        self._batch.advance(slots, num_tokens if lengths is None else lengths)
         return hidden
 
     def _join(self, slot: int, sampling: SamplingParams) -> None:
@@ -183,6 +196,10 @@ class MlxStepRunner:
         self._num_steps += 1
         if had_prefill or self._num_steps % _CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
+
+
+def _slot_of(part: PrefillSlice) -> int:
+    return part.slot
 
 
 def _token_of(row: _Row) -> mx.array:

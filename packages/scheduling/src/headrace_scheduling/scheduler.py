@@ -114,15 +114,15 @@ class BatchScheduler:
         max_rows: most rows that run at once.
         max_context: most positions of a row.
         prefill_chunk: most prompt tokens of one slice.
-        prefill_pack: further rows start in the same step while its prompt tokens stay within this number, so that a
-            burst of short prompts does not cost one step each.
+        prefill_pack: further prompts join a step's prefill while rows times the longest slice stay within this number
+            of positions, so that a burst of short prompts does not cost one step each.
         hold: while true nothing is admitted; running rows go on.
     """
 
     max_rows: int
     max_context: int
     prefill_chunk: int = field(default=512, kw_only=True)
-    prefill_pack: int = field(default=64, kw_only=True)
+    prefill_pack: int = field(default=128, kw_only=True)
     hold: bool = field(default=False, init=False)
     _waiting: deque[RowSpec] = field(factory=deque, init=False)
     _rows: dict[int, _Row] = field(factory=dict, init=False)
@@ -215,19 +215,18 @@ class BatchScheduler:
 
     def _schedule_prefills(self) -> tuple[PrefillSlice, ...]:
         slices: list[PrefillSlice] = []
-        num_tokens = 0
         for row in list(self._rows.values()):
-            if row.num_dispatched == 0 and self._has_room(num_tokens, row.spec, row.num_prefilled):
+            if row.num_dispatched == 0 and self._has_room(slices, row.spec, row.num_prefilled):
                 slices.append(self._next_slice(row))
-                num_tokens += len(slices[-1].token_ids)
-        while self._can_admit() and self._has_room(num_tokens, self._waiting[0], 0):
+        while self._can_admit() and self._has_room(slices, self._waiting[0], 0):
             slices.append(self._next_slice(self._admit()))
-            num_tokens += len(slices[-1].token_ids)
         return tuple(slices)
 
-    def _has_room(self, num_tokens: int, spec: RowSpec, num_prefilled: int) -> bool:
-        remaining = len(spec.prompt_ids) - num_prefilled
-        return num_tokens == 0 or num_tokens + remaining <= min(self.prefill_pack, self.prefill_chunk)
+    def _has_room(self, slices: list[PrefillSlice], spec: RowSpec, num_prefilled: int) -> bool:
+        if not slices:
+            return True
+        longest = max(len(spec.prompt_ids) - num_prefilled, *(len(part.token_ids) for part in slices))
+        return (len(slices) + 1) * longest <= min(self.prefill_pack, self.prefill_chunk)
 
     def _can_admit(self) -> bool:
         if self.hold or not self._waiting or not self._free_slots:
