@@ -1,5 +1,7 @@
 """What the command line prints for people: coloured on a terminal, plain elsewhere."""
 
+import json
+import shlex
 import sys
 
 
@@ -10,8 +12,8 @@ def announce_loading(model: str, url: str) -> None:
 
 def announce(model: str, url: str) -> None:
     """Say that the server is ready, and how to try it."""
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    hint = f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    hint = f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
     if not sys.stdout.isatty():
         sys.stdout.write(f"Headrace serves {model} on {url}/v1\n{hint}\n")
         sys.stdout.flush()
