@@ -95,3 +95,15 @@ async def test_stop_needs_no_signal(running):
     running.server.stop()
     await running.task
     assert not running.gateway.draining.is_set()
+
+
+async def test_the_drain_is_bounded(running):
+    """When the time to drain is over, an answer that still runs is cut instead of keeping the server up."""
+    async with httpx.AsyncClient(base_url=running.url) as client:
+        request = asyncio.create_task(client.get("/"))
+        await running.entered.wait()
+        running.signals.take()
+        running.gateway.empty.set()
+        await running.task
+        with pytest.raises(httpx.HTTPError):
+            (await request).raise_for_status()
