@@ -1,6 +1,8 @@
 """The documentation tells what the code does: generated parts are compared, links and commands are followed."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -65,3 +67,15 @@ def test_decisions_have_one_shape(repository):
     for page in pages:
         assert re.findall(r"^## (.*)$", page.read_text(), flags=re.MULTILINE) == ["Context", "Decision", "Consequences"]
         assert f"({page.name})" in index
+
+
+@pytest.mark.model
+def test_python_example_runs_as_printed(repository, tmp_path):
+    """The engine example of docs/getting-started.md prints a continuation of each of its two prompts."""
+    page = (repository / "docs" / "getting-started.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+
+    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in done.stdout.splitlines() if line.strip()]) >= 2
