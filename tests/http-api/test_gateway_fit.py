@@ -82,4 +82,5 @@ async def test_closed_gateway_is_a_503(services, gateway):
 
     assert reply.status_code == 503
     assert "retry-after" in reply.headers
-    assert readiness_of(gateway.stats()).status == "draining"
+    # A drained engine ends by itself, so either may be true by now.
+    assert readiness_of(gateway.stats()).status in ("draining", "stopped")
