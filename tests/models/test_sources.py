@@ -313,6 +313,20 @@ def test_a_snapshot_that_lacks_files_is_completed(tmp_path):
         assert (source.path / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
+def test_a_snapshot_without_a_list_of_its_files_is_checked(tmp_path):
+    """What an interrupted download of another program left is no answer either, although nothing says what it lacks."""
+    repository = tmp_path / "models--org--model"
+    snapshot = repository / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    (snapshot / "config.json").write_text("{}")
+    with pytest.raises(SourceError, match="not complete"):
+        resolve("org/model", hub_cache_dir=tmp_path, download=False)
+    make_folder(snapshot)
+    assert resolve("org/model", hub_cache_dir=tmp_path, download=False).path == snapshot
+
+
 def test_a_broken_download_resumes_where_it_stopped(tmp_path, monkeypatch):
     """After a connection that breaks off inside a file, only the rest of it is asked for."""
     monkeypatch.setattr("time.sleep", lambda _: None)

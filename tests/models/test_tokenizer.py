@@ -43,7 +43,8 @@ def scored(pieces, **more):
     }
 
 
-PIECES = {"▁": -10.0, "a": -11.0, "b": -12.0, "c": -13.0, "ab": -2.0, "bc": -1.0, "abc": -0.5, "▁a": -3.0}
+# In an order that is not the scores', so that cutting by order shows.
+PIECES = {"▁": -10.0, "a": -11.0, "b": -12.0, "c": -13.0, "ab": -2.0, "bc": -1.0, "bcb": -0.5, "▁a": -3.0, "c▁": -2.5}
 
 
 @pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "qwen2"])
