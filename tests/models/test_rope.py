@@ -59,6 +59,11 @@ def test_scores_depend_on_distance_alone(base, gap):
     assert math.isclose(score(0), score(base), abs_tol=1e-3)
 
 
+def test_plain_frequencies_are_the_powers_of_the_base():
+    """Rounded as MLX's kernel rounds them, they are base^(-2i/D) to float32."""
+    assert rope_frequencies(8, 10000.0) == pytest.approx([1.0, 0.1, 0.01, 0.001], rel=1e-6)
+
+
 def test_llama3_keeps_short_waves_and_stretches_long_ones():
     """Waves shorter than context / high keep their frequency, longer than context / low are divided by the factor."""
     plain = rope_frequencies(64, 10000.0)
@@ -75,7 +80,7 @@ def test_llama3_keeps_short_waves_and_stretches_long_ones():
 
 def test_factors_of_a_gguf_file_divide_the_frequencies():
     """A tensor of divisors replaces the scaling of the configuration."""
-    assert rope_frequencies(4, 100.0, LLAMA3, factors=[1.0, 2.0]) == [1.0, 0.05]
+    assert rope_frequencies(4, 100.0, LLAMA3, factors=[1.0, 2.0]) == pytest.approx([1.0, 0.05])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ Plain attrs classes that hold arrays and are called; nothing here knows about ca
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import mlx.core as mx
@@ -14,7 +13,7 @@ from attrs import define
 from headrace_models.errors import WeightMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = [
     "Dense",
@@ -27,8 +26,6 @@ __all__ = [
     "SplitLinear",
     "Weight",
     "fuse",
-    "gated_silu",
-    "gated_silu_by_powers",
 ]
 
 PackingMode = Literal["affine", "mxfp4", "nvfp4", "mxfp8"]
@@ -242,30 +239,16 @@ class Norm:
         yield self.gain
 
 
-def gated_silu(gate: mx.array, up: mx.array) -> mx.array:
-    """Return `silu(gate) * up`."""
-    return gate * mx.sigmoid(gate) * up
-
-
-def gated_silu_by_powers(gate: mx.array, up: mx.array) -> mx.array:
-    """As `gated_silu`, with e^-x as a power of two, which MLX computes three times faster than `exp` on x86 CPUs.
-
-    Equal within a few units in the last place; far below zero the power overflows to infinity and the result is 0.
-    """
-    return gate * up / (mx.power(2.0, gate * -math.log2(math.e)) + 1)
-
-
 @define
 class FeedForward:
-    """Gated feed-forward: `down(activate(gate(x), up(x)))` with gate and up stacked."""
+    """SwiGLU feed-forward: `down(silu(gate(x)) * up(x))` with gate and up stacked."""
 
     gate_up: Projection
     down: Projection
-    activate: Callable[[mx.array, mx.array], mx.array]
 
     def __call__(self, x: mx.array) -> mx.array:
         gate, up = mx.split(self.gate_up(x), 2, axis=-1)
-        return self.down(self.activate(gate, up))
+        return self.down(gate * mx.sigmoid(gate) * up)
 
     def arrays(self) -> Iterator[mx.array]:
         yield from self.gate_up.arrays()

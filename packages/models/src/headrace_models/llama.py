@@ -8,24 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-import mlx.core as mx
 from attrs import define
 
 from headrace_kvcache import KVCache, attend
 from headrace_models.errors import UnsupportedArchitecture
-from headrace_models.layers import Embedding, FeedForward, Linear, Norm, fuse, gated_silu, gated_silu_by_powers
+from headrace_models.layers import Embedding, FeedForward, Linear, Norm, fuse
 from headrace_models.rope import AngleRope, FusedRope, rope_frequencies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
+    import mlx.core as mx
+
     from headrace_models.config import ModelConfig
     from headrace_models.layers import Projection
     from headrace_models.rope import Rope
     from headrace_models.weights import Checkpoint
-
-Activation = Callable[[mx.array, mx.array], mx.array]
 
 __all__ = ["Llama", "build_llama", "llama_shapes"]
 
@@ -176,11 +175,11 @@ def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def build_llama(config: ModelConfig, checkpoint: Checkpoint, *, fused_kernels: bool) -> Llama:
+def build_llama(config: ModelConfig, checkpoint: Checkpoint, *, fused_rope: bool) -> Llama:
     """Build the model; takes its tensors out of `checkpoint` layer by layer, so that each source is freed at once.
 
     Args:
-        fused_kernels: use MLX's own rope and sigmoid, faster on GPUs, rather than the forms that suit CPUs.
+        fused_rope: use MLX's kernel, faster on GPUs, rather than angles shared by all layers.
 
     Raises:
         WeightMismatch: listing missing, unexpected and misshapen tensors.
@@ -192,17 +191,14 @@ def build_llama(config: ModelConfig, checkpoint: Checkpoint, *, fused_kernels: b
         config.head_dim, config.rope_theta, config.rope_scaling, max_positions=config.max_positions, factors=factors
     )
     checkpoint.check(llama_shapes(config))
-    layers = [
-        _build_layer(config, checkpoint, index, gated_silu if fused_kernels else gated_silu_by_powers)
-        for index in range(config.num_hidden_layers)
-    ]
+    layers = [_build_layer(config, checkpoint, index) for index in range(config.num_hidden_layers)]
     model = Llama(
         config=config,
         embedding=Embedding(checkpoint.take_matrix("model.embed_tokens")),
         layers=layers,
         norm=Norm(checkpoint.take_vector("model.norm.weight"), config.rms_norm_eps),
         head=None if config.tie_word_embeddings else checkpoint.take_linear("lm_head"),
-        rope=(FusedRope if fused_kernels else AngleRope).from_frequencies(frequencies),
+        rope=(FusedRope if fused_rope else AngleRope).from_frequencies(frequencies),
         weights_bytes=0,
     )
     checkpoint.settle(model.arrays())
@@ -225,7 +221,7 @@ def _refuse_unknown(config: ModelConfig) -> None:
         )
 
 
-def _build_layer(config: ModelConfig, checkpoint: Checkpoint, index: int, activate: Activation) -> LlamaLayer:
+def _build_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> LlamaLayer:
     prefix = f"model.layers.{index}."
 
     def linear(name: str) -> Linear:
@@ -242,7 +238,6 @@ def _build_layer(config: ModelConfig, checkpoint: Checkpoint, index: int, activa
         feed_forward=FeedForward(
             fuse([linear("mlp.gate_proj"), linear("mlp.up_proj")]),
             linear("mlp.down_proj"),
-            activate,
         ),
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,

@@ -8,7 +8,7 @@ Half-split ("neox") layout, as Hugging Face checkpoints of the llama family have
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import mlx.core as mx
 from attrs import define, frozen
@@ -51,7 +51,7 @@ def rope_frequencies(
     Raises:
         UnsupportedArchitecture: for another scaling type, or one whose fields are missing.
     """
-    frequencies = [base ** (-2.0 * pair / head_size) for pair in range(head_size // 2)]
+    frequencies = _plain_frequencies(head_size, base)
     if factors is not None:
         return [frequency / factor for frequency, factor in zip(frequencies, factors, strict=True)]
     kind = _scaling_kind(scaling)
@@ -61,6 +61,16 @@ def rope_frequencies(
         factor = _number(scaling, "factor")
         return [frequency / factor for frequency in frequencies]
     return _llama3_frequencies(frequencies, scaling, max_positions)
+
+
+def _plain_frequencies(head_size: int, base: float) -> list[float]:
+    """Return base^(-2i/D), rounded as MLX's kernel rounds it.
+
+    More exact ones move SmolLM2's logits by up to 1e-4 against every other program on MLX, and no nearer to float64.
+    """
+    num_pairs = head_size // 2
+    exponents = mx.arange(num_pairs, dtype=mx.float32) * (-math.log(base) / num_pairs)
+    return cast("list[float]", mx.exp(exponents).tolist())
 
 
 def _scaling_kind(scaling: Mapping[str, object] | None) -> str:
