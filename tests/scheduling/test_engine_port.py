@@ -245,6 +245,7 @@ def test_a_killed_child_fails_its_requests_and_is_replaced(open_process):
     port.send(_submit(3))
     assert isinstance(recorder.end(3), Finished)
     assert (port.status.num_submitted, port.status.num_failed, port.status.num_finished) == (3, 2, 1)
+    assert port.status.num_restarts == 1
 
 
 def test_a_child_that_keeps_dying_is_given_up(open_process):

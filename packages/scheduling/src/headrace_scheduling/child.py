@@ -12,7 +12,7 @@ from logging import getLogger
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from headrace_scheduling.engine_process import ChildSetup
+from headrace_scheduling.config import ChildSetup
 
 if TYPE_CHECKING:
     from headrace_scheduling.messages import EngineMessage, StepEvents

@@ -9,6 +9,15 @@ from attrs import field, frozen, validators
 
 from headrace_scheduling.ports import LoadedModel, ModelLoader, StepRunner
 
+
+@frozen
+class ChildSetup:
+    """What a child process needs before it can unpickle its `EngineConfig`."""
+
+    sys_path: tuple[str, ...]
+    log_level: int
+
+
 OperationHandler = Callable[[LoadedModel, Any], object]
 """Runs one operation on the engine's thread; its value must be picklable for a child process."""
 

@@ -100,7 +100,7 @@ class EngineLoop:
         return self._state != "stopped"
 
     def _is_idle(self, *, draining: bool = False) -> bool:
-        is_empty = not self._book.ids and not self._operations.has_any and self._runner.num_in_flight == 0
+        is_empty = self._book.is_empty and not self._operations.has_any and self._runner.num_in_flight == 0
         return is_empty and (draining or self._state == "ready")
 
     def _handle(self, message: EngineMessage) -> None:

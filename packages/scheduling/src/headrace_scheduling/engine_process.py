@@ -16,7 +16,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from headrace_scheduling.engine import load_engine
 from headrace_scheduling.faults import log_fault, summarize
@@ -26,19 +26,11 @@ from headrace_scheduling.messages import EngineStatus, OperationResult, StepEven
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace_scheduling.config import EngineConfig
+    from headrace_scheduling.config import ChildSetup, EngineConfig
     from headrace_scheduling.engine import EngineLoop
 
 _logger = logging.getLogger(__name__)
 _EXIT_FAILED = 3
-
-
-@frozen
-class ChildSetup:
-    """What the child needs before it can unpickle its configuration."""
-
-    sys_path: tuple[str, ...]
-    log_level: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -45,6 +45,7 @@ class PortLedger:
         self._info: EngineInfo | None = None
         self._requests: set[int] = set()
         self._operations: set[int] = set()
+        self._is_final = False
 
     @property
     def info(self) -> EngineInfo | None:
@@ -88,8 +89,10 @@ class PortLedger:
             put(message)
 
     def deliver(self, events: StepEvents) -> None:
-        """Take what the engine published, and pass it on."""
+        """Take what the engine published, and pass it on; nothing after a final state."""
         with self._lock:
+            if self._is_final:
+                return
             status = self._add_earlier(events.status)
             if self._status.state == "draining" and status.state == "ready":
                 # Published before the engine read its Drain.
@@ -104,9 +107,12 @@ class PortLedger:
     def end_all(self, end: RowEnd, status: EngineStatus) -> None:
         """Give every outstanding request `end`, and go to the state of `status`; its totals are set here."""
         with self._lock:
+            if self._is_final:
+                return
+            self._is_final = status.state in ("failed", "stopped")
             requests, self._requests = self._requests, set()
             operations, self._operations = self._operations, set()
-            self._earlier = self._settle(len(requests), end)
+            self._earlier = evolve(self._settle(len(requests), end), num_restarts=status.num_restarts)
             self._status = status = self._add_earlier(status)
         error = status.detail or f"the engine is {status.state}"
         rows = tuple(RowEvents(request_id=request_id, end=end) for request_id in sorted(requests))

@@ -100,7 +100,7 @@ class EngineStatus:
 
     Attributes:
         num_steps, num_prompt_tokens, num_generated_tokens, num_submitted, num_finished, num_failed,
-            num_cancelled: totals since the engine loaded.
+            num_cancelled: totals since the port was started; they go on growing when an engine is restarted.
         kv_bytes: bytes of slot buffers allocated now.
         detail: why the state is what it is, for people; empty when ready.
     """

@@ -57,6 +57,11 @@ class RowBook:
         return request_id in self._records
 
     @property
+    def is_empty(self) -> bool:
+        """Whether every request has ended."""
+        return not self._records
+
+    @property
     def ids(self) -> tuple[int, ...]:
         """Ids of the requests that have not ended."""
         return tuple(self._records)
