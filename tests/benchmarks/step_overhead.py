@@ -4,7 +4,8 @@
 
 Per number of rows: the median time of a whole step of the engine (scheduler, runner, sampler, text, events), and of
 its parts. "graph" is building and running what a step asks of mlx even with this model (token ids, argmax, one read),
-measured apart with the same arrays; limits are for the engine's step beyond it.
+measured apart with the same arrays; limits are for the engine's step beyond it. Seeded rows also pay for arithmetic
+over the vocabulary, which is the device's and not the engine's: `--vocab 256` shows what is left without it.
 """
 
 import argparse
