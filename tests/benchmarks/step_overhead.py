@@ -9,6 +9,7 @@ over the vocabulary, which is the device's and not the engine's: `--vocab 256` s
 """
 
 import argparse
+import itertools
 import statistics
 import time
 from functools import partial
@@ -85,7 +86,7 @@ def measure_graph(num_rows, num_steps, vocab_size):
 
 
 def _median_gap_ms(times):
-    gaps = [later - earlier for earlier, later in zip(times[20:], times[21:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times[20:])]
     return 1000 * statistics.median(gaps)
 
 
