@@ -5,7 +5,7 @@ import json
 import mlx.core as mx
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
 
 from headrace_models.config import read_config
 from headrace_models.errors import UnsupportedFormat, WeightMismatch
@@ -129,6 +129,18 @@ def permuted(rows: np.ndarray, num_heads: int) -> np.ndarray:
     return rows.reshape(num_heads, 2, rows.shape[0] // num_heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
+def encode(values: np.ndarray, kind: GGMLQuantizationType, random: np.random.Generator) -> np.ndarray:
+    """Rows of a type; for K-quants, which only llama.cpp can make, random codes under a small block scale."""
+    scale_at = {GGMLQuantizationType.Q4_K: (0, 2), GGMLQuantizationType.Q6_K: (208,)}.get(kind)
+    if scale_at is None:
+        return quants.quantize(values, kind)
+    num_elements, num_bytes = GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (values.size // num_elements, num_bytes), dtype=np.uint8)
+    for position in scale_at:
+        blocks[:, position : position + 2] = np.array([0.001], dtype=np.float16).view(np.uint8)
+    return blocks.reshape(values.shape[0], -1)
+
+
 def write_gguf(path, kind: GGMLQuantizationType) -> dict[str, np.ndarray]:
     """Write a one-layer llama whose matrices are of one type; return the values stored, by Hugging Face name."""
     random = np.random.default_rng(0)
@@ -146,12 +158,10 @@ def write_gguf(path, kind: GGMLQuantizationType) -> dict[str, np.ndarray]:
     writer = GGUFWriter(str(path), "llama")
     stored: dict[str, np.ndarray] = {}
     for name, (target, shape) in table.items():
-        values = random.standard_normal(shape, dtype=np.float32)
+        blocks = encode(random.standard_normal(shape, dtype=np.float32), kind, random)
+        stored[f"{target}.weight"] = quants.dequantize(blocks, kind).reshape(shape)
         heads = {"blk.0.attn_q": NUM_HEADS, "blk.0.attn_k": NUM_KV_HEADS}.get(name)
-        blocks = quants.quantize(values if heads is None else permuted(values, heads), kind)
-        writer.add_tensor(f"{name}.weight", blocks, raw_dtype=kind)
-        # Quantization runs along a row, so quantizing in the other row order gives the same rows.
-        stored[f"{target}.weight"] = quants.dequantize(quants.quantize(values, kind), kind)
+        writer.add_tensor(f"{name}.weight", blocks if heads is None else permuted(blocks, heads), raw_dtype=kind)
     for name, target in (("output_norm", "model.norm"), ("blk.0.attn_norm", "model.layers.0.input_layernorm")):
         stored[f"{target}.weight"] = random.standard_normal(WIDTH, dtype=np.float32)
         writer.add_tensor(f"{name}.weight", stored[f"{target}.weight"])
@@ -162,7 +172,7 @@ def write_gguf(path, kind: GGMLQuantizationType) -> dict[str, np.ndarray]:
     return stored
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1", "Q4_K", "Q6_K"])
 def test_gguf_weights_equal_what_was_stored(tmp_path, kind):
     """Whatever the type and however it is read, names, row order and values are those of the original model."""
     path = tmp_path / "model.gguf"
