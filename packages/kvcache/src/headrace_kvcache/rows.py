@@ -227,7 +227,11 @@ class RowBatch:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """All buffers, to be handed to `mx.eval` or `mx.async_eval`; do not keep the list."""
+        """All buffers, for inspection and for `mx.eval`; do not keep the list.
+
+        A step's outputs depend on its writes, so evaluating them is enough. Handing the buffers to `mx.async_eval`
+        as well pins them until that step ends, and writes dispatched before then copy whole buffers.
+        """
         return [array for layer in self._layers for array in layer.arrays]
 
     @property
