@@ -65,7 +65,8 @@ def _load(connection: Connection, inbox: Inbox) -> EngineLoop | None:
         threading.Thread(target=_read, args=(connection, inbox), name="headrace-inbox", daemon=True).start()
         return load_engine(config, inbox=inbox, publish=publish)
     except Exception as error:  # noqa: BLE001 - a loader may raise anything; it becomes the state
-        log_fault(_logger, "the model could not be loaded", error)
+        # The parent tells the user the reason in one line; the frames are for developers.
+        log_fault(_logger, "the model could not be loaded", error, level=logging.DEBUG)
         publish(StepEvents(status=EngineStatus(state="failed", detail=summarize(error))))
         return None
 

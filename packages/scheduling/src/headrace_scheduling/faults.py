@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,9 @@ if TYPE_CHECKING:
     from logging import Logger
 
 
-def log_fault(logger: Logger, what: str, error: BaseException) -> None:
+def log_fault(logger: Logger, what: str, error: BaseException, *, level: int = logging.ERROR) -> None:
     """Log an error with its traceback as text: a kept traceback keeps frames, and with them caches, alive."""
-    logger.error("%s\n%s", what, "".join(traceback.format_exception(error)).rstrip())
+    logger.log(level, "%s\n%s", what, "".join(traceback.format_exception(error)).rstrip())
 
 
 def summarize(error: BaseException) -> str:

@@ -66,7 +66,11 @@ class ProcessEnginePort:
             child = self._child
         if child is None:
             return
-        child.put(Stop())
+        if self._ledger.status.state in ("loading", "restarting"):
+            # It reads no messages before the model is loaded, and holds nothing worth keeping.
+            child.kill()
+        else:
+            child.put(Stop())
         if not child.wait(timeout_s):
             _logger.warning("the engine's process %d did not stop within %s s and is killed", child.pid, timeout_s)
             child.kill()
