@@ -230,7 +230,7 @@ class RowBatch:
         """All buffers, for inspection and for `mx.eval`; do not keep the list.
 
         A step's outputs depend on its writes, so evaluating them is enough. Handing the buffers to `mx.async_eval`
-        as well pins them until that step ends, and writes dispatched before then copy whole buffers.
+        as well can pin them until that step ends, and a write dispatched before then copies its whole buffer.
         """
         return [array for layer in self._layers for array in layer.arrays]
 
