@@ -76,6 +76,17 @@ def test_scales_follow_the_activations():
     assert weight.with_activations(mx.float32).project(normal(1, 64)).dtype == mx.float32
 
 
+@pytest.mark.parametrize("num_rows", [1, 8])
+@pytest.mark.parametrize("bias", [None, normal(16, seed=8)], ids=["plain", "biased"])
+def test_halves_equal_the_stack(num_rows, bias):
+    """Multiplying gate and up apart changes nothing, and their views hold no memory of their own."""
+    gate, up = Linear(Dense(normal(16, 8, seed=1)), bias), Linear(Dense(normal(16, 8, seed=2)), bias)
+    down, x = Linear(Dense(normal(8, 16, seed=3))), normal(num_rows, 1, 8, seed=4)
+    stacked, apart = (FeedForward.from_parts(gate, up, down, halves=halves) for halves in (False, True))
+    assert close(stacked(x), apart(x), 1e-5)
+    assert sum(array.nbytes for array in stacked.arrays()) == sum(array.nbytes for array in apart.arrays())
+
+
 def test_feed_forward_and_norm_equal_their_formulas():
     """Slow, obvious references."""
     gate, up, down = normal(16, 8, seed=1), normal(16, 8, seed=2), normal(8, 16, seed=3)

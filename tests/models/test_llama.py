@@ -19,12 +19,12 @@ TOLERANCE = 1e-4
 FORM = WeightForm(dtype=mx.float32, keep_packed=False)
 
 
-def build(folder, *, fused_rope: bool = False):
+def build(folder, *, on_gpu: bool = False):
     source = resolve(folder)
     config = read_config(source)
     checkpoint = open_checkpoint(source, config)
     checkpoint.form = FORM
-    return build_llama(config, checkpoint, fused_rope=fused_rope)
+    return build_llama(config, checkpoint, on_gpu=on_gpu)
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +79,11 @@ def reference(tensors: dict[str, mx.array], config, ids: list[int]) -> mx.array:
     return norm(hidden, "model.norm") @ tensors["model.embed_tokens.weight"].T
 
 
-@pytest.mark.parametrize("fused_rope", [False, True])
-def test_logits_equal_the_formulas(tiny_llama, fused_rope):
-    """Both forms of rope compute the architecture as written down, over a whole sequence."""
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_logits_equal_the_formulas(tiny_llama, on_gpu):
+    """The forms for CPU and GPU both compute the architecture as written down, over a whole sequence."""
     ids = [5, 77, 300, 4, 4, 19, 200]
-    model = build(tiny_llama, fused_rope=fused_rope)
+    model = build(tiny_llama, on_gpu=on_gpu)
     expected = reference(read_folder_tensors(tiny_llama), model.config, ids)
     assert distance(logits(model, [ids])[0], expected) < TOLERANCE
 
@@ -145,7 +145,7 @@ def test_the_checkpoint_is_empty_after_building(tiny_llama):
     config = read_config(source)
     checkpoint = open_checkpoint(source, config)
     checkpoint.form = FORM
-    build_llama(config, checkpoint, fused_rope=False)
+    build_llama(config, checkpoint, on_gpu=False)
     assert checkpoint.tensors == {}
 
 
@@ -166,8 +166,8 @@ def test_optional_tensors_take_part(tiny_llama, flags):
     names = [name for name in llama_shapes(variant) if name not in llama_shapes(config)]
     for name in names:
         without = {**tensors, name: mx.zeros(tensors[name].shape)}
-        found = logits(build_llama(variant, Checkpoint(dict(tensors), FORM), fused_rope=False), ids)
-        lacking = logits(build_llama(variant, Checkpoint(without, FORM), fused_rope=False), ids)
+        found = logits(build_llama(variant, Checkpoint(dict(tensors), FORM), on_gpu=False), ids)
+        lacking = logits(build_llama(variant, Checkpoint(without, FORM), on_gpu=False), ids)
         # A bias on keys shifts all scores of a query alike only where rope does not turn it.
         assert distance(found, lacking) > 1e-6, name
         assert distance(found, plain) > 1e-6

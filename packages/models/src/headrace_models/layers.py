@@ -28,6 +28,8 @@ __all__ = [
     "fuse",
 ]
 
+_MIN_ROWS_APART = 6
+
 PackingMode = Literal["affine", "mxfp4", "nvfp4", "mxfp8"]
 
 
@@ -256,11 +258,39 @@ class FeedForward:
 
     gate_up: Projection
     down: Projection
+    apart: tuple[Linear, Linear] | None = None
+    """Views of the stacked halves, for inputs of several rows; None multiplies them together always."""
+
+    @classmethod
+    def from_parts(cls, gate: Linear, up: Linear, down: Projection, *, halves: bool) -> FeedForward:
+        """Stack gate and up; evaluates them.
+
+        Args:
+            halves: multiply several rows with each half by itself, which is 10 % faster in a CPU's BLAS at eight
+                rows, while one row is 10 % faster with both.
+        """
+        stacked = fuse([gate, up])
+        views = _halves(stacked) if halves else None
+        mx.eval([array for view in views or () for array in view.arrays()])
+        return cls(stacked, down, views)
 
     def __call__(self, x: mx.array) -> mx.array:
-        gate, up = mx.split(self.gate_up(x), 2, axis=-1)
+        if self.apart is not None and x.size >= _MIN_ROWS_APART * x.shape[-1]:
+            gate, up = self.apart[0](x), self.apart[1](x)
+        else:
+            gate, up = mx.split(self.gate_up(x), 2, axis=-1)
         return self.down(gate * mx.sigmoid(gate) * up)
 
     def arrays(self) -> Iterator[mx.array]:
         yield from self.gate_up.arrays()
         yield from self.down.arrays()
+
+
+def _halves(stacked: Projection) -> tuple[Linear, Linear] | None:
+    """Views of a dense matrix's upper and lower half; they share its memory once evaluated."""
+    if not isinstance(stacked, Linear) or not isinstance(stacked.weight, Dense):
+        return None
+    matrices = mx.split(stacked.weight.matrix, 2)
+    biases = [None, None] if stacked.bias is None else mx.split(stacked.bias, 2)
+    low, high = (Linear(Dense(matrix), bias) for matrix, bias in zip(matrices, biases, strict=True))
+    return low, high

@@ -175,11 +175,11 @@ def llama_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def build_llama(config: ModelConfig, checkpoint: Checkpoint, *, fused_rope: bool) -> Llama:
+def build_llama(config: ModelConfig, checkpoint: Checkpoint, *, on_gpu: bool) -> Llama:
     """Build the model; takes its tensors out of `checkpoint` layer by layer, so that each source is freed at once.
 
     Args:
-        fused_rope: use MLX's kernel, faster on GPUs, rather than angles shared by all layers.
+        on_gpu: use MLX's rope kernel and one product for gate and up, rather than the forms that suit a CPU.
 
     Raises:
         WeightMismatch: listing missing, unexpected and misshapen tensors.
@@ -191,14 +191,14 @@ def build_llama(config: ModelConfig, checkpoint: Checkpoint, *, fused_rope: bool
         config.head_dim, config.rope_theta, config.rope_scaling, max_positions=config.max_positions, factors=factors
     )
     checkpoint.check(llama_shapes(config))
-    layers = [_build_layer(config, checkpoint, index) for index in range(config.num_hidden_layers)]
+    layers = [_build_layer(config, checkpoint, index, on_gpu=on_gpu) for index in range(config.num_hidden_layers)]
     model = Llama(
         config=config,
         embedding=Embedding(checkpoint.take_matrix("model.embed_tokens")),
         layers=layers,
         norm=Norm(checkpoint.take_vector("model.norm.weight"), config.rms_norm_eps),
         head=None if config.tie_word_embeddings else checkpoint.take_linear("lm_head"),
-        rope=(FusedRope if fused_rope else AngleRope).from_frequencies(frequencies),
+        rope=(FusedRope if on_gpu else AngleRope).from_frequencies(frequencies),
         weights_bytes=0,
     )
     checkpoint.settle(model.arrays())
@@ -221,7 +221,7 @@ def _refuse_unknown(config: ModelConfig) -> None:
         )
 
 
-def _build_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> LlamaLayer:
+def _build_layer(config: ModelConfig, checkpoint: Checkpoint, index: int, *, on_gpu: bool) -> LlamaLayer:
     prefix = f"model.layers.{index}."
 
     def linear(name: str) -> Linear:
@@ -235,9 +235,8 @@ def _build_layer(config: ModelConfig, checkpoint: Checkpoint, index: int) -> Lla
         qkv=fuse([linear(f"self_attn.{name}_proj") for name in "qkv"]),
         out=linear("self_attn.o_proj"),
         feed_forward_norm=norm("post_attention_layernorm"),
-        feed_forward=FeedForward(
-            fuse([linear("mlp.gate_proj"), linear("mlp.up_proj")]),
-            linear("mlp.down_proj"),
+        feed_forward=FeedForward.from_parts(
+            linear("mlp.gate_proj"), linear("mlp.up_proj"), linear("mlp.down_proj"), halves=not on_gpu
         ),
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,

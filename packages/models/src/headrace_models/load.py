@@ -113,7 +113,7 @@ def _load_llama(source: ModelSource, config: ModelConfig, dtype: DtypeName, devi
     checkpoint = open_checkpoint(source, config)
     checkpoint.form = _choose_form(checkpoint, dtype, device)
     representation = _describe(checkpoint, checkpoint.form, config)
-    return build_llama(config, checkpoint, fused_rope=device.kind != "cpu"), representation
+    return build_llama(config, checkpoint, on_gpu=device.kind != "cpu"), representation
 
 
 _FAMILIES = MappingProxyType({"llama": _load_llama})
