@@ -33,11 +33,11 @@ class _Row:
 
 @define
 class _Flight:
-    """A step that was built. `target` is what waiting for the step means; `tokens` are the ids of `request_ids`."""
+    """A step that was built. `tokens` are the ids of `request_ids`; with `targets` the whole step is computed."""
 
     request_ids: tuple[int, ...]
     tokens: mx.array | None
-    target: mx.array
+    targets: list[mx.array]
     is_launched: bool = False
 
 
@@ -78,22 +78,21 @@ class MlxStepRunner:
         """Build a step, and enqueue it as far as the device allows."""
         self._launch_built()
         hidden: list[mx.array] = []
-        target: mx.array | None = None
+        targets: list[mx.array] = []
         if step.decodes:
-            target = self._forward_decodes(tuple(row.slot for row in step.decodes))
-            hidden.append(target)
+            hidden.append(self._forward_decodes(tuple(row.slot for row in step.decodes)))
         # A view names its rows in ascending order of slot.
         parts = sorted(step.prefills, key=_slot_of)
         ending = [part for part in parts if part.is_last]
         if parts:
-            target = self._forward_slices(parts)
-            if ending:
-                hidden.append(target)
+            last_hidden = self._forward_slices(parts)
+            (hidden if ending else targets).append(last_hidden)
         sampled = (*step.decodes, *ending)
         tokens = self._sample(hidden, [row.slot for row in sampled])
         request_ids = tuple(row.request_id for row in sampled)
-        assert target is not None, "a step has at least one row"
-        self._flights.append(_Flight(request_ids, tokens, target))
+        if tokens is not None:
+            targets.append(tokens)
+        self._flights.append(_Flight(request_ids, tokens, targets))
         if self._launches_early or len(self._flights) == 1:
             self._launch(self._flights[-1])
         self._clear_buffers(had_prefill=bool(step.prefills))
@@ -103,7 +102,7 @@ class MlxStepRunner:
         flight = self._flights.popleft()
         self._launch(flight)
         if flight.tokens is None:
-            mx.eval(flight.target)
+            mx.eval(flight.targets)
             return StepResult({})
         values: list[int] = flight.tokens.tolist()  # pyright: ignore[reportAssignmentType]
         return StepResult({request_id: (value,) for request_id, value in zip(flight.request_ids, values, strict=True)})
@@ -189,8 +188,8 @@ class MlxStepRunner:
     def _launch(self, flight: _Flight) -> None:
         if not flight.is_launched:
             flight.is_launched = True
-            # With the buffers, or their chain of writes would grow while no output asks for them.
-            mx.async_eval(flight.target if flight.tokens is None else flight.tokens, self._batch.arrays)
+            # Not the buffers: every target reads them after its writes, and one more reference makes a write a copy.
+            mx.async_eval(*flight.targets)
 
     def _clear_buffers(self, *, had_prefill: bool) -> None:
         self._num_steps += 1
