@@ -8,7 +8,7 @@ from headrace_chat_server.errors import ModelUnavailable
 from headrace_chat_server.models import find_model, require_backend
 
 if TYPE_CHECKING:
-    from headrace_models.export import ExportDtype
+    from headrace_models.exporting import ExportDtype
 
 
 def run_export(model: str, folder: str, *, dtype: "ExportDtype") -> int:

@@ -1,7 +1,7 @@
 """Language models on MLX: architectures, weights, tokenizer codec and model sources.
 
 Public modules: `sources` (names to files), `index_models` and `hub` (fetching), `config` (what a model is), `codec`
-(text, tokens and chat prompts), `template`, `tokenizer_files`, `gguf_file`, `load` and `export` (weights),
+(text, tokens and chat prompts), `template`, `tokenizer_files`, `gguf_file`, `loading` and `exporting` (weights),
 `device` (BLAS and measurements) and `errors`. Importing this package imports no MLX.
 """
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from headrace_models.errors import UnsupportedArchitecture as UnsupportedArchitecture
     from headrace_models.errors import UnsupportedFormat as UnsupportedFormat
     from headrace_models.errors import WeightMismatch as WeightMismatch
-    from headrace_models.export import export as export
+    from headrace_models.exporting import export as export
     from headrace_models.index_models import DEFAULT_MODEL as DEFAULT_MODEL
     from headrace_models.index_models import INDEX_MODELS as INDEX_MODELS
     from headrace_models.index_models import IndexModel as IndexModel
-    from headrace_models.load import LoadedModel as LoadedModel
-    from headrace_models.load import load as load
+    from headrace_models.loading import LoadedModel as LoadedModel
+    from headrace_models.loading import load as load
     from headrace_models.sources import ModelSource as ModelSource
     from headrace_models.sources import resolve as resolve
     from headrace_models.template import ChatTemplate as ChatTemplate
@@ -79,7 +79,7 @@ _MODULES = {
     "GenerationDefaults": "config",
     "INDEX_MODELS": "index_models",
     "IndexModel": "index_models",
-    "LoadedModel": "load",
+    "LoadedModel": "loading",
     "ModelConfig": "config",
     "ModelError": "errors",
     "ModelSource": "sources",
@@ -91,8 +91,8 @@ _MODULES = {
     "UnsupportedFormat": "errors",
     "WeightMismatch": "errors",
     "enable_fast_blas": "device",
-    "export": "export",
-    "load": "load",
+    "export": "exporting",
+    "load": "loading",
     "load_codec": "codec",
     "measure": "device",
     "profile": "device",
@@ -104,11 +104,7 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _MODULES[name]
-    module = import_module(f"{__name__}.{home}")
-    # Python binds an imported submodule here under its own name, which `load` and `export` share with their functions.
-    globals().update({public: getattr(module, public) for public, other in _MODULES.items() if other == home})
-    return getattr(module, name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -52,7 +52,7 @@ def test_a_failed_export_leaves_nothing(tiny_llama, tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(sys.modules["headrace_models.export"], "tokenizer_files", fail)
+    monkeypatch.setattr(sys.modules["headrace_models.exporting"], "tokenizer_files", fail)
     with pytest.raises(OSError, match="disk full"):
         export(tiny_llama, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

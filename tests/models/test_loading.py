@@ -12,7 +12,7 @@ import pytest
 from headrace_models import load
 from headrace_models.device import DeviceProfile
 from headrace_models.errors import ModelError, SourceError, UnsupportedArchitecture, WeightMismatch
-from headrace_models.load import weights_fingerprint
+from headrace_models.loading import weights_fingerprint
 from headrace_models.sources import resolve
 
 IDS = [[5, 77, 300, 4]]
@@ -53,7 +53,7 @@ def packed_folder(folder):
 def on(monkeypatch, kind: str, memory_bytes: int = 2**40) -> None:
     """Pretend to be another device; everything still runs on this one."""
     profile = DeviceProfile(kind=kind, name="pretended", memory_bytes=memory_bytes, num_cpus=1)
-    monkeypatch.setattr(sys.modules["headrace_models.load"], "profile", lambda: profile)
+    monkeypatch.setattr(sys.modules["headrace_models.loading"], "profile", lambda: profile)
 
 
 def test_everything_of_a_model_is_loaded(tiny_llama):
