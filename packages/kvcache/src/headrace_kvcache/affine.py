@@ -1,0 +1,190 @@
+"""Affine quantization of keys and values, and attention over the packed bits.
+
+A quantized array is a triple (packed, scales, biases). Groups run along the head dimension, never along the tokens,
+so that any token slice of a triple is the triple of that slice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import mlx.core as mx
+
+from headrace_kvcache.errors import InvalidGeometry
+from headrace_kvcache.softmax import OnlineSoftmax
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace_kvcache.attention import Mask
+
+Triple: TypeAlias = tuple[mx.array, mx.array, mx.array]
+
+BITS = (2, 3, 4, 5, 6, 8)
+GROUP_SIZES = (32, 64, 128)
+
+_WORD_BITS = 32
+_MAX_TILE = 1024
+_MIN_TILE = 256
+_SCORES_PER_TILE = 1 << 22
+# From this many query rows per key head on, unpacking a tile once beats unpacking it for every row.
+_DENSE_ROWS = 16
+
+
+def check_format(bits: int, group_size: int) -> None:
+    """Raise `InvalidGeometry` unless MLX packs this number of bits in groups of this size."""
+    if type(bits) is not int or bits not in BITS:
+        raise InvalidGeometry(f"bits is {bits!r}; it must be one of {', '.join(map(str, BITS))}")
+    if type(group_size) is not int or group_size not in GROUP_SIZES:
+        raise InvalidGeometry(f"group_size is {group_size!r}; it must be one of {', '.join(map(str, GROUP_SIZES))}")
+
+
+def check_head_dim(head_dim: int, group_size: int) -> None:
+    """Raise `InvalidGeometry` unless a head is made of whole groups."""
+    if head_dim % group_size:
+        raise InvalidGeometry(
+            f"the head size {head_dim} is no multiple of the group size {group_size}; choose a smaller group or keep "
+            f"this layer unquantized"
+        )
+
+
+def quantize(array: mx.array, *, bits: int, group_size: int) -> Triple:
+    """Quantize `(..., D)` in groups along the last axis.
+
+    Returns:
+        packed `(..., D * bits / 32)` in uint32, scales and biases `(..., D / group_size)` in the array's dtype.
+
+    Raises:
+        InvalidGeometry: unknown bits or group size, or D no multiple of the group size.
+    """
+    check_format(bits, group_size)
+    check_head_dim(array.shape[-1], group_size)
+    packed, scales, biases = mx.quantize(array, group_size=group_size, bits=bits)
+    return packed, scales, biases
+
+
+def dequantize(triple: Triple, *, bits: int, group_size: int) -> mx.array:
+    """Return what a triple stands for, `(..., D)` in the dtype of its scales."""
+    return mx.dequantize(*triple, group_size=group_size, bits=bits)
+
+
+def quantized_zeros(shape: tuple[int, ...], dtype: mx.Dtype, *, bits: int, group_size: int) -> Triple:
+    """Return a triple of zeros that stands for an array of `shape (..., D)` in `dtype`."""
+    *lead, head_dim = shape
+    groups = (*lead, head_dim // group_size)
+    packed = mx.zeros((*lead, head_dim * bits // _WORD_BITS), mx.uint32)
+    return packed, mx.zeros(groups, dtype), mx.zeros(groups, dtype)
+
+
+def slice_tokens(triple: Triple, start: int, stop: int) -> Triple:
+    """Return views of the positions `[start, stop)` of a triple, tokens on the second axis from the right."""
+    packed, scales, biases = triple
+    return packed[..., start:stop, :], scales[..., start:stop, :], biases[..., start:stop, :]
+
+
+def concatenate_tokens(triples: Sequence[Triple]) -> Triple:
+    """Join triples along their tokens."""
+    packed, scales, biases = (mx.concatenate(list(parts), axis=-2) for parts in zip(*triples, strict=True))
+    return packed, scales, biases
+
+
+def triple_nbytes(triple: Triple) -> int:
+    """Bytes of the three arrays."""
+    return sum(part.nbytes for part in triple)
+
+
+def quantized_attention(
+    queries: mx.array,
+    keys: Triple,
+    values: Triple,
+    *,
+    scale: float,
+    mask: Mask,
+    bits: int,
+    group_size: int,
+    sinks: mx.array | None = None,
+    softcap: float | None = None,
+) -> mx.array:
+    """Attend over quantized keys and values without unpacking more than one tile of them.
+
+    The token axis is walked in tiles with an online softmax in float32: neither the scores nor the keys of a long
+    context are ever there as a whole.
+
+    Args:
+        queries: `(B, Hq, T, D)`.
+        keys: triple of `(B, Hk, L, D)`, Hq a multiple of Hk.
+        values: triple of `(B, Hk, L, Dv)`.
+        scale: factor of the scores.
+        mask: boolean, broadcast to `(B, Hq, T, L)`; `"causal"` aligns the last query with the last column; None.
+        bits: bits per element of both triples.
+        group_size: elements per scale and bias.
+        sinks: `(Hq,)` logits that take part in the softmax and carry no value.
+        softcap: bounds the scaled scores to `softcap * tanh(scores / softcap)`.
+
+    Returns:
+        `(B, Hq, T, Dv)` in the queries' dtype. A query that sees no column gets zeros.
+    """
+    batch, num_heads, num_queries, head_dim = queries.shape
+    num_kv_heads, num_columns = keys[0].shape[1], keys[0].shape[2]
+    grouped = queries.reshape(batch, num_kv_heads, -1, head_dim)
+    # The shape that masks broadcast to: heads of one key head apart from their positions.
+    spread = (batch, num_kv_heads, num_heads // num_kv_heads, num_queries)
+    softmax = OnlineSoftmax(None if sinks is None else sinks.reshape(num_kv_heads, -1, 1, 1))
+    tile = _tile_size(batch * num_heads * num_queries, num_columns)
+    product = _Product(bits, group_size, dense=grouped.shape[2] >= _DENSE_ROWS)
+    for start in range(0, num_columns, tile):
+        stop = min(start + tile, num_columns)
+        scores = product.scores(grouped, slice_tokens(keys, start, stop)).astype(mx.float32) * scale
+        scores = scores.reshape(*spread, stop - start)
+        if softcap is not None:
+            scores = softcap * mx.tanh(scores / softcap)
+        seen = tile_of_mask(mask, num_queries, num_columns, start, stop)
+        if seen is not None:
+            scores = mx.where(seen, scores, -mx.inf)
+        weights = softmax.weigh(scores).astype(values[1].dtype).reshape(*grouped.shape[:3], stop - start)
+        output = product.outputs(weights, slice_tokens(values, start, stop))
+        softmax.add(output.reshape(*spread, -1))
+    return softmax.result().astype(queries.dtype).reshape(batch, num_heads, num_queries, -1)
+
+
+class _Product:
+    """Products with a triple: on the packed bits for few rows, on the unpacked tile for many."""
+
+    __slots__ = ("_bits", "_dense", "_group_size")
+
+    def __init__(self, bits: int, group_size: int, *, dense: bool) -> None:
+        self._bits = bits
+        self._group_size = group_size
+        self._dense = dense
+
+    def scores(self, queries: mx.array, keys: Triple) -> mx.array:
+        if self._dense:
+            return queries @ self._unpacked(keys).swapaxes(-1, -2)
+        return mx.quantized_matmul(queries, *keys, transpose=True, group_size=self._group_size, bits=self._bits)
+
+    def outputs(self, weights: mx.array, values: Triple) -> mx.array:
+        if self._dense:
+            return weights @ self._unpacked(values)
+        return mx.quantized_matmul(weights, *values, transpose=False, group_size=self._group_size, bits=self._bits)
+
+    def _unpacked(self, triple: Triple) -> mx.array:
+        return mx.dequantize(*triple, group_size=self._group_size, bits=self._bits)
+
+
+def _tile_size(num_rows: int, num_columns: int) -> int:
+    if num_columns <= _MIN_TILE:
+        return num_columns
+    return max(_MIN_TILE, min(_MAX_TILE, _SCORES_PER_TILE // num_rows // _MIN_TILE * _MIN_TILE))
+
+
+def tile_of_mask(mask: Mask, num_queries: int, num_columns: int, start: int, stop: int) -> mx.array | None:
+    """Return the part of a mask over the columns `[start, stop)`, to broadcast to `(B, Hk, Hq / Hk, T, tile)`."""
+    if mask is None:
+        return None
+    if isinstance(mask, str):
+        first = num_columns - num_queries
+        if stop <= first + 1:
+            return None
+        return mx.arange(start, stop) <= mx.arange(first, num_columns)[:, None]
+    part = mask if mask.shape[-1] == 1 else mask[..., start:stop]
+    return part[:, :, None] if part.ndim == 4 else part
