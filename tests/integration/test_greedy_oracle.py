@@ -28,7 +28,6 @@ PROMPTS = [
     "Ein Müller, der am Bach",
     "In conclusion, the evidence shows that 🙂",
 ]
-NEIGHBOURS = [f"Story number {number}. It was a" for number in range(7)]
 
 
 @frozen
@@ -65,34 +64,39 @@ def greedy(engine: Engine, prompts: list[list[int]], num_tokens: int) -> list[Ge
     return engine.generate(prompts, options)
 
 
-def compare(engine: Engine, folder: Path, prompts: list[str], num_tokens: int) -> None:
+def with_seven_others(engine: Engine, prompts: list[list[int]], num_tokens: int) -> list[GenerationResult]:
+    """Generate for ten prompts in two batches of eight, so that each has seven others in flight."""
+    first, last = greedy(engine, prompts[:8], num_tokens), greedy(engine, prompts[-8:], num_tokens)
+    return [*first, *last[8 - (len(prompts) - 8) :]]
+
+
+def compare(engine: Engine, folder: Path, num_compared_prompts: int, num_tokens: int) -> None:
     model, _ = mlx_lm.utils.load_model(folder)
     codec = load(folder, dtype="float32").codec
-    encoded = [codec.encode(prompt) for prompt in prompts]
-    neighbours = [codec.encode(prompt) for prompt in NEIGHBOURS]
-    oracles = [oracle_run(model, prompt_ids, num_tokens) for prompt_ids in encoded]
+    encoded = [codec.encode(prompt) for prompt in PROMPTS]
+    oracles = [oracle_run(model, prompt_ids, num_tokens) for prompt_ids in encoded[:num_compared_prompts]]
     num_compared = sum(len(oracle.token_ids) for oracle in oracles)
+    crowded = with_seven_others(engine, encoded, num_tokens)
 
-    for prompt_ids, oracle in zip(encoded, oracles, strict=True):
+    for prompt_ids, oracle, neighbour in zip(encoded, oracles, crowded, strict=False):
         alone = greedy(engine, [prompt_ids], num_tokens)[0]
-        crowded = greedy(engine, [*neighbours, prompt_ids], num_tokens)[-1]
 
         assert alone.token_ids[: len(oracle.token_ids)] == oracle.token_ids
-        assert crowded.token_ids[: len(oracle.token_ids)] == oracle.token_ids
+        assert neighbour.token_ids[: len(oracle.token_ids)] == oracle.token_ids
     assert sum(oracle.met_near_tie for oracle in oracles) <= 0.01 * num_compared + 1
-    assert num_compared >= 0.8 * num_tokens * len(prompts)
+    assert num_compared >= 0.8 * num_tokens * num_compared_prompts
 
 
 def test_greedy_equals_mlx_lm_in_short(engine: Engine, float32_folder: Path) -> None:
     """Greedy tokens equal mlx-lm's, alone and with seven neighbours: two prompts, 12 tokens."""
-    compare(engine, float32_folder, PROMPTS[:2], 12)
+    compare(engine, float32_folder, 2, 12)
 
 
 @pytest.mark.model
 @pytest.mark.timeout(600)
 def test_greedy_equals_mlx_lm(engine: Engine, float32_folder: Path) -> None:
     """Greedy tokens equal mlx-lm's, alone and with seven neighbours: ten prompts, 64 tokens."""
-    compare(engine, float32_folder, PROMPTS, 64)
+    compare(engine, float32_folder, 10, 64)
 
 
 def test_batched_logits_equal_mlx_lm(float32_folder: Path) -> None:
