@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, TypeAlias
 import mlx.core as mx
 
 from headrace_kvcache.errors import InvalidGeometry
-from headrace_kvcache.softmax import OnlineSoftmax
+from headrace_kvcache.tiles import tiled_attention
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace_kvcache.attention import Mask
+    from headrace_kvcache.masks import Mask
 
 Triple: TypeAlias = tuple[mx.array, mx.array, mx.array]
 
@@ -24,9 +24,6 @@ BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
 
 _WORD_BITS = 32
-_MAX_TILE = 1024
-_MIN_TILE = 256
-_SCORES_PER_TILE = 1 << 22
 # From this many query rows per key head on, unpacking a tile once beats unpacking it for every row.
 _DENSE_ROWS = 16
 
@@ -124,67 +121,39 @@ def quantized_attention(
     Returns:
         `(B, Hq, T, Dv)` in the queries' dtype. A query that sees no column gets zeros.
     """
-    batch, num_heads, num_queries, head_dim = queries.shape
-    num_kv_heads, num_columns = keys[0].shape[1], keys[0].shape[2]
-    grouped = queries.reshape(batch, num_kv_heads, -1, head_dim)
-    # The shape that masks broadcast to: heads of one key head apart from their positions.
-    spread = (batch, num_kv_heads, num_heads // num_kv_heads, num_queries)
-    softmax = OnlineSoftmax(None if sinks is None else sinks.reshape(num_kv_heads, -1, 1, 1))
-    tile = _tile_size(batch * num_heads * num_queries, num_columns)
-    product = _Product(bits, group_size, dense=grouped.shape[2] >= _DENSE_ROWS)
-    for start in range(0, num_columns, tile):
-        stop = min(start + tile, num_columns)
-        scores = product.scores(grouped, slice_tokens(keys, start, stop)).astype(mx.float32) * scale
-        scores = scores.reshape(*spread, stop - start)
-        if softcap is not None:
-            scores = softcap * mx.tanh(scores / softcap)
-        seen = tile_of_mask(mask, num_queries, num_columns, start, stop)
-        if seen is not None:
-            scores = mx.where(seen, scores, -mx.inf)
-        weights = softmax.weigh(scores).astype(values[1].dtype).reshape(*grouped.shape[:3], stop - start)
-        output = product.outputs(weights, slice_tokens(values, start, stop))
-        softmax.add(output.reshape(*spread, -1))
-    return softmax.result().astype(queries.dtype).reshape(batch, num_heads, num_queries, -1)
+    tiles = _AffineTiles(keys, values, bits=bits, group_size=group_size, num_rows=_rows_per_key_head(queries, keys))
+    return tiled_attention(queries, tiles, scale=scale, mask=mask, sinks=sinks, softcap=softcap)
 
 
-class _Product:
-    """Products with a triple: on the packed bits for few rows, on the unpacked tile for many."""
+def _rows_per_key_head(queries: mx.array, keys: Triple) -> int:
+    return queries.shape[1] // keys[0].shape[1] * queries.shape[2]
 
-    __slots__ = ("_bits", "_dense", "_group_size")
 
-    def __init__(self, bits: int, group_size: int, *, dense: bool) -> None:
+class _AffineTiles:
+    """Products on the packed bits for few query rows, on the unpacked tile for many."""
+
+    __slots__ = ("_bits", "_group_size", "_is_dense", "_keys", "_values", "dtype", "num_columns", "num_kv_heads")
+
+    def __init__(self, keys: Triple, values: Triple, *, bits: int, group_size: int, num_rows: int) -> None:
+        self._keys = keys
+        self._values = values
         self._bits = bits
         self._group_size = group_size
-        self._dense = dense
+        self._is_dense = num_rows >= _DENSE_ROWS
+        self.dtype = values[1].dtype
+        self.num_kv_heads, self.num_columns = keys[0].shape[1], keys[0].shape[2]
 
-    def scores(self, queries: mx.array, keys: Triple) -> mx.array:
-        if self._dense:
+    def scores(self, queries: mx.array, tile: range) -> mx.array:
+        keys = slice_tokens(self._keys, tile.start, tile.stop)
+        if self._is_dense:
             return queries @ self._unpacked(keys).swapaxes(-1, -2)
         return mx.quantized_matmul(queries, *keys, transpose=True, group_size=self._group_size, bits=self._bits)
 
-    def outputs(self, weights: mx.array, values: Triple) -> mx.array:
-        if self._dense:
+    def outputs(self, weights: mx.array, tile: range) -> mx.array:
+        values = slice_tokens(self._values, tile.start, tile.stop)
+        if self._is_dense:
             return weights @ self._unpacked(values)
         return mx.quantized_matmul(weights, *values, transpose=False, group_size=self._group_size, bits=self._bits)
 
     def _unpacked(self, triple: Triple) -> mx.array:
         return mx.dequantize(*triple, group_size=self._group_size, bits=self._bits)
-
-
-def _tile_size(num_rows: int, num_columns: int) -> int:
-    if num_columns <= _MIN_TILE:
-        return num_columns
-    return max(_MIN_TILE, min(_MAX_TILE, _SCORES_PER_TILE // num_rows // _MIN_TILE * _MIN_TILE))
-
-
-def tile_of_mask(mask: Mask, num_queries: int, num_columns: int, start: int, stop: int) -> mx.array | None:
-    """Return the part of a mask over the columns `[start, stop)`, to broadcast to `(B, Hk, Hq / Hk, T, tile)`."""
-    if mask is None:
-        return None
-    if isinstance(mask, str):
-        first = num_columns - num_queries
-        if stop <= first + 1:
-            return None
-        return mx.arange(start, stop) <= mx.arange(first, num_columns)[:, None]
-    part = mask if mask.shape[-1] == 1 else mask[..., start:stop]
-    return part[:, :, None] if part.ndim == 4 else part

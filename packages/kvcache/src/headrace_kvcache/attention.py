@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import mlx.core as mx
 
-Mask = mx.array | Literal["causal"] | None
+from headrace_kvcache.masks import Mask, causal_mask
+from headrace_kvcache.tiles import tiled_attention
+
+__all__ = ["AttendingCache", "Mask", "attend", "causal_mask", "masked_attention"]
 
 
 class AttendingCache(Protocol):
@@ -61,13 +64,6 @@ def attend(
     return cache.attend(queries, keys, values, scale=scale, window=window, sinks=sinks, softcap=softcap)
 
 
-def causal_mask(positions: mx.array, columns: range, *, window: int | None = None) -> mx.array:
-    """Build the boolean mask of queries at `positions (..., T, 1)` over cache columns, shape `(..., T, L)`."""
-    column_ids = mx.arange(columns.start, columns.stop)
-    mask = column_ids <= positions
-    return mask if window is None else mask & (column_ids > positions - window)
-
-
 def masked_attention(
     queries: mx.array,
     keys: mx.array,
@@ -78,7 +74,7 @@ def masked_attention(
     sinks: mx.array | None = None,
     softcap: float | None = None,
 ) -> mx.array:
-    """Attend with a given mask; MLX's fused kernel unless the scores are soft-capped.
+    """Attend with a given mask; MLX's fused kernel, or in tiles if the scores are soft-capped.
 
     Args:
         queries: `(B, Hq, T, D)`.
@@ -94,23 +90,22 @@ def masked_attention(
     """
     if softcap is None:
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-    batch, num_heads, num_queries, _ = queries.shape
-    num_kv_heads, num_columns = keys.shape[1], keys.shape[2]
-    grouped = (queries * scale).reshape(batch, num_kv_heads, num_heads // num_kv_heads, num_queries, -1)
-    scores = (grouped @ keys[:, :, None].swapaxes(-1, -2)).astype(mx.float32)
-    scores = softcap * mx.tanh(scores / softcap)
-    if isinstance(mask, str):
-        last = mx.arange(num_columns - num_queries, num_columns)[:, None]
-        mask = causal_mask(last, range(num_columns))
-    if mask is not None:
-        expanded = mask[:, :, None] if mask.ndim == 4 else mask
-        scores = mx.where(expanded, scores, -mx.inf)
-    weights = _softmax(scores, None if sinks is None else sinks.reshape(num_kv_heads, -1, 1, 1))
-    return (weights.astype(values.dtype) @ values[:, :, None]).reshape(batch, num_heads, num_queries, -1)
+    return tiled_attention(queries, _PlainTiles(keys, values), scale=scale, mask=mask, sinks=sinks, softcap=softcap)
 
 
-def _softmax(scores: mx.array, sinks: mx.array | None) -> mx.array:
-    if sinks is None:
-        return mx.softmax(scores, axis=-1)
-    column = mx.broadcast_to(sinks.astype(scores.dtype), (*scores.shape[:-1], 1))
-    return mx.softmax(mx.concatenate([scores, column], axis=-1), axis=-1)[..., :-1]
+class _PlainTiles:
+    """Keys and values as they are."""
+
+    __slots__ = ("_keys", "_values", "dtype", "num_columns", "num_kv_heads")
+
+    def __init__(self, keys: mx.array, values: mx.array) -> None:
+        self._keys = keys
+        self._values = values
+        self.dtype = values.dtype
+        self.num_kv_heads, self.num_columns = keys.shape[1], keys.shape[2]
+
+    def scores(self, queries: mx.array, tile: range) -> mx.array:
+        return queries @ self._keys[..., tile.start : tile.stop, :].swapaxes(-1, -2)
+
+    def outputs(self, weights: mx.array, tile: range) -> mx.array:
+        return weights @ self._values[..., tile.start : tile.stop, :]
