@@ -116,8 +116,8 @@ def test_any_text_encodes_as_in_transformers_and_comes_back(codec, oracle, known
 @given(ids=st.lists(st.integers(0, 49151), max_size=40))
 def test_streamed_text_equals_mlx_lms_detokenizer(codec, detokenizer, ids):
     """Any ids stream as mlx-lm's own detokenizer streams them, less what is no character."""
-    # mlx-lm shows special tokens; ours never does.
-    ids = [token for token in ids if token > 16]
+    # mlx-lm shows special tokens, which ours never does, and the letter that stands for a zero byte.
+    ids = [token for token in ids if token > 16 and codec.decode([token]) not in ("\x00", "\ufffd")]
     detokenizer.reset()
     for token in ids:
         detokenizer.add_token(token)

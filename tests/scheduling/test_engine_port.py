@@ -25,14 +25,10 @@ from headrace_scheduling import (
     ThreadEnginePort,
 )
 from headrace_scheduling.operations import EncodeTexts, encode_texts
-from headrace_scheduling.testing import FakeLoader, FakeRunnerFactory, fake_config
+from headrace_scheduling.testing import FakeLoader, FakeRunnerFactory, fake_config, unpicklable_value
 
 _ENDLESS = 4000
 _WAIT_S = 60
-
-
-def unpicklable_value(loaded, operation):
-    return threading.Lock()
 
 
 class Recorder:

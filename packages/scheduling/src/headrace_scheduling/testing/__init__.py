@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headrace_scheduling.testing.loading import FakeLoader as FakeLoader
     from headrace_scheduling.testing.loading import FakeRunnerFactory as FakeRunnerFactory
     from headrace_scheduling.testing.loading import fake_config as fake_config
+    from headrace_scheduling.testing.loading import unpicklable_value as unpicklable_value
     from headrace_scheduling.testing.models import FailingModel as FailingModel
     from headrace_scheduling.testing.models import ModelLoaderFake as ModelLoaderFake
     from headrace_scheduling.testing.models import NullModel as NullModel
@@ -34,6 +35,7 @@ __all__ = [
     "NullModel",
     "ScriptedModel",
     "fake_config",
+    "unpicklable_value",
 ]
 
 _MODULES = {
@@ -49,6 +51,7 @@ _MODULES = {
     "NullModel": "models",
     "ScriptedModel": "models",
     "fake_config": "loading",
+    "unpicklable_value": "loading",
 }
 
 

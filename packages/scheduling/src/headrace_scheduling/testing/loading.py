@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from attrs import field, frozen
@@ -99,3 +100,9 @@ def fake_config(
         prefill_chunk=prefill_chunk,
         handlers=handlers or {},
     )
+
+
+def unpicklable_value(loaded: LoadedModel, operation: object) -> object:
+    """Handle an operation with a value that cannot leave the engine's process."""
+    del loaded, operation
+    return threading.Lock()
