@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_kvcache import (
+    CapacityClasses,
     EmptyCache,
     IntegrityError,
     InvalidGeometry,
@@ -17,13 +18,16 @@ from headrace_kvcache import (
     SlotsExhausted,
     attend,
 )
+from headrace_kvcache.buffers import LayerBuffers
 
 NUM_LAYERS = 2
 MAX_ROWS = 4
 HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 8, 6
 
+CLASSES = [CapacityClasses(), CapacityClasses(capacities=(2, 6)), CapacityClasses(capacities=(300, 301, 700))]
+
 OPERATIONS = st.one_of(
-    st.tuples(st.just("join")),
+    st.tuples(st.just("join"), st.sampled_from([0, 0, 5, 400])),
     st.tuples(st.just("leave"), st.integers(0, 3)),
     st.tuples(st.just("rollback"), st.integers(0, 3), st.floats(0, 1)),
     st.tuples(
@@ -39,17 +43,17 @@ OPERATIONS = st.one_of(
 class Schedule:
     """Drives a batch and, beside it, one lone cache per row and layer."""
 
-    def __init__(self, seed, dtype=mx.float32, **attention):
-        self.batch = RowBatch(NUM_LAYERS, max_rows=MAX_ROWS)
+    def __init__(self, seed, dtype=mx.float32, classes=CLASSES[0], **attention):
+        self.batch = RowBatch(NUM_LAYERS, max_rows=MAX_ROWS, classes=classes)
         self.alone = {}
         self.random = np.random.default_rng(seed)
         self.dtype = dtype
         self.attention = {"scale": HEAD_DIM**-0.5, **attention}
         self.worst = 0.0
 
-    def join(self):
+    def join(self, num_tokens=0):
         if len(self.alone) < MAX_ROWS:
-            slot = self.batch.join()
+            slot = self.batch.join(num_tokens=num_tokens)
             assert slot == min(set(range(MAX_ROWS)) - set(self.alone))
             self.alone[slot] = [KVCache() for _ in range(NUM_LAYERS)]
 
@@ -93,13 +97,13 @@ class Schedule:
     def check(self):
         self.batch.check_integrity()
         assert self.batch.joined == tuple(sorted(self.alone))
-        arrays = self.batch.arrays
         for slot, caches in self.alone.items():
             assert self.batch.end(slot) == caches[0].offset
-            for layer, cache in enumerate(caches):
-                if cache.offset:
-                    for mine, lone in zip(arrays[2 * layer : 2 * layer + 2], cache.keys_and_values(), strict=True):
-                        assert mx.array_equal(mine[slot, :, : cache.offset], lone[0]), "cached bytes differ"
+            assert self.batch.capacity(slot) >= caches[0].offset
+            if caches[0].offset:
+                for mine, cache in zip(self.batch.contents(slot), caches, strict=True):
+                    for one, lone in zip(mine, cache.keys_and_values(), strict=True):
+                        assert mx.array_equal(one, lone), "cached bytes differ"
 
 
 def run(schedule, operations):
@@ -110,10 +114,15 @@ def run(schedule, operations):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(OPERATIONS, max_size=14), st.integers(0, 2**16), st.sampled_from([None, 1, 3, 40]))
-def test_a_row_in_a_batch_equals_the_row_alone(operations, seed, window):
-    """float32: attention within 1e-5, cached bytes equal, over joins, appends, leaves and rollbacks."""
-    schedule = Schedule(seed, window=window)
+@given(
+    st.lists(OPERATIONS, max_size=14),
+    st.integers(0, 2**16),
+    st.sampled_from([None, 1, 3, 40]),
+    st.sampled_from(CLASSES),
+)
+def test_a_row_in_a_batch_equals_the_row_alone(operations, seed, window, classes):
+    """float32: attention within 1e-5, cached bytes equal, over joins, appends, leaves, rollbacks and class changes."""
+    schedule = Schedule(seed, window=window, classes=classes)
     run(schedule, operations)
     assert schedule.worst <= 1e-5
 
@@ -147,15 +156,18 @@ def filled(ends, *, layers=1, max_rows=8):
     return batch
 
 
+def append_to(batch, slot, count):
+    [view] = batch.view([slot], count)
+    attend(view, *[mx.ones((1, 1, count, 4))] * 3, scale=1.0)
+    batch.advance([slot], count)
+
+
 def test_slots_and_capacity_grow_by_doubling_and_go_with_the_last_row():
     """S is a power of two up to max_rows, C a power of two from 256; the last leave releases everything."""
     batch = RowBatch(1, max_rows=3)
     assert batch.nbytes == 0
     for expected_slots, end, expected_capacity in [(1, 256, 256), (2, 257, 512), (3, 1, 512)]:
-        slot = batch.join()
-        [view] = batch.view([slot], end)
-        attend(view, mx.ones((1, 1, end, 4)), mx.ones((1, 1, end, 4)), mx.ones((1, 1, end, 4)), scale=1.0)
-        batch.advance([slot], end)
+        append_to(batch, batch.join(), end)
         assert batch.arrays[0].shape == (expected_slots, 1, expected_capacity, 4)
     for slot in (1, 0, 2):
         assert batch.nbytes == 2 * 3 * 512 * 4 * 4
@@ -163,6 +175,59 @@ def test_slots_and_capacity_grow_by_doubling_and_go_with_the_last_row():
     assert batch.nbytes == 0
     batch.check_integrity()
     assert batch.join() == 0
+
+
+def test_a_row_moves_up_when_it_outgrows_its_class_and_its_slot_stays():
+    """Classes 4, 16, then doubling: the mover's bytes move, its neighbour's buffers and both slots stay."""
+    batch = RowBatch(1, max_rows=2, classes=CapacityClasses(capacities=(4, 16)))
+    short, long = batch.join(), batch.join()
+    append_to(batch, short, 4)
+    for count, capacity in [(4, 4), (1, 16), (12, 32), (20, 64)]:
+        append_to(batch, long, count)
+        assert batch.capacity(long) == capacity
+        assert batch.capacity(short) == 4
+        batch.check_integrity()
+    assert {array.shape[2] for array in batch.arrays} == {4, 64}
+    batch.leave(long)
+    assert {array.shape[2] for array in batch.arrays} == {4}
+
+
+def test_a_short_row_never_attends_over_a_long_rows_columns():
+    """Rows of one step in two classes: the masks of the short row's run span its own columns only."""
+    batch = RowBatch(1, max_rows=2, classes=CapacityClasses(capacities=(4, 64)))
+    short, long = batch.join(), batch.join()
+    append_to(batch, short, 2)
+    append_to(batch, long, 50)
+    [view] = batch.view([short, long], 1)
+    spans = [run.span(None)[0] for group in view._step.groups for run in group.placement.runs]
+    assert spans == [range(3), range(51)]
+
+
+def test_a_row_that_cannot_move_stays_where_it_is(monkeypatch):
+    """A copy that fails leaves the row, its bytes and the free lists as they were."""
+    batch = RowBatch(2, max_rows=2, classes=CapacityClasses(capacities=(4, 16)))
+    slot = batch.join()
+    for view in batch.view([slot], 4):
+        attend(view, *[mx.ones((1, 1, 4, 4))] * 3, scale=1.0)
+    batch.advance([slot], 4)
+    before = batch.contents(slot)
+
+    def fail(*_, **__):
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerBuffers, "move", fail)
+        with pytest.raises(RuntimeError, match="no memory"):
+            batch.view([slot], 1)
+    batch.check_integrity()
+    assert (batch.end(slot), batch.capacity(slot)) == (4, 4)
+    assert all(
+        mx.array_equal(one, other)
+        for now, then in zip(batch.contents(slot), before, strict=True)
+        for one, other in zip(now, then, strict=True)
+    )
+    batch.view([slot], 1)
+    assert batch.capacity(slot) == 16
 
 
 def test_layers_share_one_offset_array():
@@ -254,6 +319,6 @@ def test_a_batch_needs_layers_and_rows(arguments):
 def test_integrity_check_finds_a_row_beyond_its_buffers():
     """Books that promise more than the buffers hold are reported, not read."""
     batch = filled([3])
-    batch._table._ends[0] = 257
+    batch._table.row(0).end = 257
     with pytest.raises(IntegrityError, match="ends at 257"):
         batch.check_integrity()

@@ -32,7 +32,7 @@ def test_bytes_foretold_are_bytes_allocated(layer, num_layers, num_tokens, dtype
     keys = mx.zeros((1, layer.num_kv_heads, num_tokens, layer.key_head_dim), getattr(mx, dtype))
     values = mx.zeros((1, layer.num_kv_heads, num_tokens, layer.value_head_dim), getattr(mx, dtype))
     lone, batch = [KVCache() for _ in range(num_layers)], RowBatch(num_layers, max_rows=4)
-    slots = [batch.join() for _ in range(3)]
+    slots = [batch.join(num_tokens=num_tokens) for _ in range(3)]
     for cache, view in zip(lone, batch.view(slots[2:], num_tokens), strict=True):
         cache.update_and_fetch(keys, values)
         view.attend(keys, keys, values, scale=1.0)

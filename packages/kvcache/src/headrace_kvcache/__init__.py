@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headrace_kvcache.attention import AttendingCache as AttendingCache
     from headrace_kvcache.attention import attend as attend
+    from headrace_kvcache.capacity import CapacityClasses as CapacityClasses
     from headrace_kvcache.errors import EmptyCache as EmptyCache
     from headrace_kvcache.errors import IntegrityError as IntegrityError
     from headrace_kvcache.errors import InvalidGeometry as InvalidGeometry
@@ -18,16 +19,20 @@ if TYPE_CHECKING:
     from headrace_kvcache.errors import KVCacheError as KVCacheError
     from headrace_kvcache.errors import SlotsExhausted as SlotsExhausted
     from headrace_kvcache.plain import KVCache as KVCache
+    from headrace_kvcache.quantized_rows import QuantizedRowBatch as QuantizedRowBatch
+    from headrace_kvcache.quantized_rows import RotatingQuantizedRowBatch as RotatingQuantizedRowBatch
+    from headrace_kvcache.ring_rows import RotatingRowBatch as RotatingRowBatch
     from headrace_kvcache.rows import RowBatch as RowBatch
-    from headrace_kvcache.rows import SlotView as SlotView
     from headrace_kvcache.spec import CacheSpec as CacheSpec
     from headrace_kvcache.spec import LayerSpec as LayerSpec
     from headrace_kvcache.spec import kv_bytes_at as kv_bytes_at
     from headrace_kvcache.spec import slot_kv_bytes_at as slot_kv_bytes_at
+    from headrace_kvcache.views import SlotView as SlotView
 
 __all__ = [
     "AttendingCache",
     "CacheSpec",
+    "CapacityClasses",
     "EmptyCache",
     "IntegrityError",
     "InvalidGeometry",
@@ -36,6 +41,9 @@ __all__ = [
     "KVCache",
     "KVCacheError",
     "LayerSpec",
+    "QuantizedRowBatch",
+    "RotatingQuantizedRowBatch",
+    "RotatingRowBatch",
     "RowBatch",
     "SlotView",
     "SlotsExhausted",
@@ -47,6 +55,7 @@ __all__ = [
 _MODULES = {
     "AttendingCache": "attention",
     "CacheSpec": "spec",
+    "CapacityClasses": "capacity",
     "EmptyCache": "errors",
     "IntegrityError": "errors",
     "InvalidGeometry": "errors",
@@ -55,8 +64,11 @@ _MODULES = {
     "KVCache": "plain",
     "KVCacheError": "errors",
     "LayerSpec": "spec",
+    "QuantizedRowBatch": "quantized_rows",
+    "RotatingQuantizedRowBatch": "quantized_rows",
+    "RotatingRowBatch": "ring_rows",
     "RowBatch": "rows",
-    "SlotView": "rows",
+    "SlotView": "views",
     "SlotsExhausted": "errors",
     "attend": "attention",
     "kv_bytes_at": "spec",

@@ -1,4 +1,4 @@
-"""Where the rows of one step stand in the slots: positions, contiguous runs and masks, shared by all layers."""
+"""Where rows of one capacity class stand in one step: writes, contiguous runs and masks, shared by all layers."""
 
 from __future__ import annotations
 
@@ -7,105 +7,155 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from headrace_kvcache.attention import Mask, causal_mask
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headrace_kvcache.attention import Mask
+    from headrace_kvcache.columns import Columns
+    from headrace_kvcache.forms import Fields
+
 
 class Run:
-    """Rows of a step whose slots are neighbours, so that a plain slice of the buffer covers them.
+    """Rows whose seats are neighbours, so that a plain slice of the buffer covers them.
 
     Attributes:
-        rows: the run's half-open interval of step rows.
-        slots: the run's half-open interval of slots.
+        rows: the run's half-open interval of the placement's rows.
+        seats: the run's half-open interval of seats.
     """
 
-    __slots__ = ("_masks", "_num_tokens", "_starts", "rows", "slots")
+    __slots__ = ("_placement", "_spans", "_starts", "rows", "seats")
 
-    def __init__(self, first_row: int, first_slot: int, starts: tuple[int, ...], num_tokens: int) -> None:
-        self.rows = (first_row, first_row + len(starts))
-        self.slots = (first_slot, first_slot + len(starts))
-        self._starts = starts
-        self._num_tokens = num_tokens
-        self._masks: dict[int | None, tuple[range, Mask]] = {}
+    def __init__(self, placement: Placement, low: int, high: int) -> None:
+        self.rows = (low, high)
+        self.seats = (placement.seats[low], placement.seats[low] + high - low)
+        self._starts = placement.starts[low:high]
+        self._placement = placement
+        self._spans: dict[int | None, tuple[range, Mask]] = {}
 
     def span(self, window: int | None) -> tuple[range, Mask]:
         """Return the columns that the run's queries can see and the mask over them; built once per window."""
-        found = self._masks.get(window)
+        found = self._spans.get(window)
         if found is None:
-            found = self._masks[window] = self._build(window)
+            found = self._spans[window] = self._build(window)
         return found
 
     def _build(self, window: int | None) -> tuple[range, Mask]:
-        first, last = min(self._starts), max(self._starts) + self._num_tokens
-        if window is not None and window >= last:
-            window = None
-        columns = range(0 if window is None else max(0, first + 1 - window), last)
-        if first + self._num_tokens == last and (self._num_tokens == 1 or window is None):
-            # Equal starts: a single position sees every column left, several see MLX's own causal mask.
-            return columns, None if self._num_tokens == 1 else "causal"
-        starts = mx.array(self._starts, mx.int32)[:, None, None, None]
-        positions = starts + mx.arange(self._num_tokens)[:, None]
-        return columns, causal_mask(positions, columns, window=window)
+        now = self._placement
+        if now.is_beside:
+            return now.columns.beside(self._starts, now.num_tokens, window)
+        last = min(max(self._starts) + now.num_tokens, now.last)
+        return now.columns.span(self._starts, now.num_tokens, window, last=last)
 
 
 class Placement:
-    """The positions `[start, start + T)` of each row of one step, and where its slot lies."""
+    """The positions [start, start + T) of rows of one class, and where their seats lie.
+
+    Args:
+        seats: one per row, strictly ascending.
+        starts: positions that each row holds before the step.
+        counts: how many of the T positions are real in each row.
+        num_tokens: T.
+        columns: layout of positions over columns.
+        room: capacity that padding must not pass; None if the buffers grow with it.
+
+    Attributes:
+        is_beside: whether the positions do not fit the ring: they are attended to beside it, then their tail is
+            written.
+        last: end of the highest position that is written.
+    """
 
     __slots__ = (
+        "_counts",
         "_head_ids",
         "_is_one_slice",
-        "_offset",
-        "_position_ids",
-        "_slot_ids",
+        "_is_row_wise",
+        "_scatter",
+        "columns",
+        "is_beside",
+        "last",
         "num_tokens",
         "runs",
-        "slots",
+        "seats",
         "starts",
     )
 
-    def __init__(self, slots: Sequence[int], starts: tuple[int, ...], num_tokens: int) -> None:
-        self.slots = tuple(slots)
-        self.starts = starts
+    def __init__(
+        self,
+        seats: Sequence[int],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        num_tokens: int,
+        *,
+        columns: Columns,
+        room: int | None,
+    ) -> None:
+        self.seats = tuple(seats)
+        self.starts = tuple(starts)
         self.num_tokens = num_tokens
-        self.runs = _contiguous_runs(self.slots, starts, num_tokens)
-        self._is_one_slice = len(self.runs) == 1 and min(starts) == max(starts)
-        self._offset: mx.array | None = None
-        self._slot_ids: mx.array | None = None
-        self._position_ids: mx.array | None = None
+        self.columns = columns
+        self._counts = tuple(counts)
+        self.is_beside = not all(columns.fits_in_place(start, num_tokens) for start in starts)
+        self.last = max(starts) + num_tokens
+        is_ring_whole = room is not None and room == columns.limit
+        self._is_row_wise = self.is_beside or (room is not None and self.last > room and not is_ring_whole)
+        if self._is_row_wise:
+            self.last = max(start + count for start, count in zip(starts, counts, strict=True))
+        self.runs = tuple(Run(self, low, high) for low, high in _contiguous(self.seats))
+        self._is_one_slice = (
+            not self._is_row_wise
+            and len(self.runs) == 1
+            and min(starts) == max(starts)
+            and len(columns.segments(starts[0], starts[0] + num_tokens)) == 1
+        )
+        self._scatter: tuple[mx.array, mx.array] | None = None
         self._head_ids: dict[int, mx.array] = {}
 
     @property
-    def offset(self) -> mx.array:
-        """Each row's first position, `(B,) int32`: one array for every layer."""
-        if self._offset is None:
-            self._offset = mx.array(self.starts, mx.int32)
-        return self._offset
+    def num_columns(self) -> int:
+        """The columns that the buffers must have for this step."""
+        limit = self.columns.limit
+        return self.last if limit is None else min(self.last, limit)
 
     @property
-    def max_end(self) -> int:
-        """The end of the longest row after the step, padding included."""
-        return max(self.starts) + self.num_tokens
+    def written(self) -> tuple[int, ...]:
+        """The end of the highest position written in each row, padding included."""
+        if self._is_row_wise:
+            return tuple(start + count for start, count in zip(self.starts, self._counts, strict=True))
+        return tuple(start + self.num_tokens for start in self.starts)
 
-    def store(self, buffer: mx.array, added: mx.array) -> None:
-        """Write `added (B, H, T, D)` into `buffer (S, H, C, D)` in place, each row at its own positions."""
+    def store(self, buffers: Fields, added: Fields) -> None:
+        """Write `added`, fields `(B, H, T, D)`, into `buffers (S, H, C, D)` in place, each row at its own positions."""
         if self._is_one_slice:
-            (low, high), start = self.runs[0].slots, self.starts[0]
-            buffer[low:high, :, start : start + self.num_tokens] = added
+            (low, high), start = self.runs[0].seats, self.starts[0]
+            [(first, last)] = self.columns.segments(start, start + self.num_tokens)
+            for buffer, field in zip(buffers, added, strict=True):
+                buffer[low:high, :, first:last] = field
+        elif self._is_row_wise:
+            self._store_rows(buffers, added)
         else:
-            buffer[self._scatter_ids(added.shape[1])] = added
+            for buffer, field in zip(buffers, added, strict=True):
+                buffer[self._scatter_ids(field.shape[1])] = field
+
+    def _store_rows(self, buffers: Fields, added: Fields) -> None:
+        for row, (seat, start, count) in enumerate(zip(self.seats, self.starts, self._counts, strict=True)):
+            for low, high in self.columns.kept(start, start + count):
+                taken = low - start
+                for first, last in self.columns.segments(low, high):
+                    for buffer, field in zip(buffers, added, strict=True):
+                        buffer[seat, :, first:last] = field[row, :, taken : taken + last - first]
+                    taken += last - first
 
     def _scatter_ids(self, num_heads: int) -> tuple[mx.array, mx.array, mx.array]:
-        if self._slot_ids is None or self._position_ids is None:
-            self._slot_ids = mx.array(self.slots, mx.int32)[:, None, None]
-            self._position_ids = self.offset[:, None, None] + mx.arange(self.num_tokens, dtype=mx.int32)
+        if self._scatter is None:
+            positions = mx.array(self.starts, mx.int32)[:, None, None] + mx.arange(self.num_tokens, dtype=mx.int32)
+            self._scatter = mx.array(self.seats, mx.int32)[:, None, None], self.columns.ids(positions)
+        seat_ids, column_ids = self._scatter
         head_ids = self._head_ids.get(num_heads)
         if head_ids is None:
             head_ids = self._head_ids[num_heads] = mx.arange(num_heads, dtype=mx.int32)[:, None]
-        return self._slot_ids, head_ids, self._position_ids
+        return seat_ids, head_ids, column_ids
 
 
-def _contiguous_runs(slots: tuple[int, ...], starts: tuple[int, ...], num_tokens: int) -> tuple[Run, ...]:
-    bounds = [0, *(row for row in range(1, len(slots)) if slots[row] != slots[row - 1] + 1), len(slots)]
-    return tuple(Run(low, slots[low], starts[low:high], num_tokens) for low, high in itertools.pairwise(bounds))
+def _contiguous(seats: tuple[int, ...]) -> list[tuple[int, int]]:
+    bounds = [0, *(row for row in range(1, len(seats)) if seats[row] != seats[row - 1] + 1), len(seats)]
+    return list(itertools.pairwise(bounds))

@@ -1,71 +1,155 @@
-"""The books of a batch: which slots are taken and where each row ends. Free of arrays."""
+"""The books of a batch: which slots are taken, where each row ends and in which seat it lies. Free of arrays."""
 
+from __future__ import annotations
+
+import heapq
 import itertools
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from headrace_kvcache.errors import InvalidGeometry, InvalidLength, InvalidSlots, SlotsExhausted
+from attrs import define
+
+from headrace_kvcache.errors import IntegrityError, InvalidGeometry, InvalidLength, InvalidSlots, SlotsExhausted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class FreeList:
+    """The free numbers below `size`; the lowest is taken first, so that neighbours stay neighbours."""
+
+    __slots__ = ("_free", "_size")
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._free = list(range(size))
+
+    def take(self) -> int | None:
+        """Take the lowest free number; None if there is none."""
+        return heapq.heappop(self._free) if self._free else None
+
+    def give(self, number: int) -> None:
+        """Free a taken number."""
+        heapq.heappush(self._free, number)
+
+    @property
+    def taken(self) -> set[int]:
+        """The numbers that are not free."""
+        return set(range(self._size)).difference(self._free)
+
+
+@define
+class Row:
+    """One row's entry in the books.
+
+    Attributes:
+        end: the row holds the positions [0, end).
+        written: the end of the highest position ever written, padding and rejected drafts included.
+        granted: the end that the last view of the row made room for.
+        class_index: capacity class that the row lies in.
+        seat: index of its seat in the buffers of that class.
+    """
+
+    class_index: int
+    seat: int
+    end: int = 0
+    written: int = 0
+    granted: int = 0
 
 
 class SlotTable:
-    """Slots of one batch. A row is a slot and the half-open interval [0, end) of its positions."""
+    """Slots of one batch. A slot is the number a row is known by; its seat in a capacity class may change."""
 
     def __init__(self, max_rows: int) -> None:
         if type(max_rows) is not int or max_rows < 1:
             raise InvalidGeometry(f"max_rows is {max_rows!r}; it must be an integer of at least 1")
         self.max_rows = max_rows
-        self._ends: list[int | None] = [None] * max_rows
+        self._free = FreeList(max_rows)
+        self._rows: dict[int, Row] = {}
+        self._seats: dict[int, FreeList] = {}
 
-    def join(self) -> int:
-        """Take the lowest free slot, with no positions in it."""
-        for slot, end in enumerate(self._ends):
-            if end is None:
-                self._ends[slot] = 0
-                return slot
-        raise SlotsExhausted(self.max_rows)
+    def join(self, class_index: int) -> int:
+        """Take the lowest free slot and a seat in a class, with no positions in it."""
+        slot = self._free.take()
+        if slot is None:
+            raise SlotsExhausted(self.max_rows)
+        self._rows[slot] = Row(class_index, self.take_seat(class_index))
+        return slot
 
-    def leave(self, slot: int) -> None:
-        """Free a slot."""
-        self.end(slot)
-        self._ends[slot] = None
+    def leave(self, slot: int) -> Row:
+        """Free a slot and its seat, and return what the books said about it."""
+        row = self.row(slot)
+        del self._rows[slot]
+        self._free.give(slot)
+        self._seats[row.class_index].give(row.seat)
+        return row
+
+    def take_seat(self, class_index: int) -> int:
+        """Take the lowest free seat of a class."""
+        seats = self._seats.get(class_index)
+        if seats is None:
+            seats = self._seats[class_index] = FreeList(self.max_rows)
+        seat = seats.take()
+        if seat is None:
+            raise SlotsExhausted(self.max_rows)
+        return seat
+
+    def give_seat(self, class_index: int, seat: int) -> None:
+        """Free a seat."""
+        self._seats[class_index].give(seat)
+
+    def num_seats(self, class_index: int) -> int:
+        """Return how many seats a class needs for its rows: one more than the highest taken."""
+        seats = self._seats.get(class_index)
+        return 0 if seats is None else max(seats.taken, default=-1) + 1
+
+    def row(self, slot: int) -> Row:
+        """Return a joined row's entry."""
+        if type(slot) is not int or not 0 <= slot < self.max_rows:
+            raise InvalidSlots(f"slot is {slot!r}; it must be an integer from 0 to {self.max_rows - 1}")
+        row = self._rows.get(slot)
+        if row is None:
+            raise InvalidSlots(f"slot {slot} holds no row; join() first")
+        return row
 
     def end(self, slot: int) -> int:
         """Return how many positions a row holds."""
-        if type(slot) is not int or not 0 <= slot < self.max_rows:
-            raise InvalidSlots(f"slot is {slot!r}; it must be an integer from 0 to {self.max_rows - 1}")
-        end = self._ends[slot]
-        if end is None:
-            raise InvalidSlots(f"slot {slot} holds no row; join() first")
-        return end
+        return self.row(slot).end
 
-    def set_end(self, slot: int, num_tokens: int) -> None:
-        """Lower a row's end: the positions from `num_tokens` on are forgotten."""
-        end = self.end(slot)
-        if type(num_tokens) is not int or not 0 <= num_tokens <= end:
-            raise InvalidLength(f"the end of slot {slot} cannot be set to {num_tokens!r}; it must be from 0 to {end}")
-        self._ends[slot] = num_tokens
+    def set_end(self, slot: int, num_tokens: int, *, least: int = 0) -> None:
+        """Lower a row's end, at least to `least`: the positions from `num_tokens` on are forgotten."""
+        row = self.row(slot)
+        if type(num_tokens) is not int or not least <= num_tokens <= row.end:
+            raise InvalidLength(
+                f"the end of slot {slot} cannot be set to {num_tokens!r}; it must be from {least} to {row.end}"
+            )
+        row.end = row.granted = num_tokens
 
-    def ends(self, slots: Sequence[int]) -> tuple[int, ...]:
-        """Return the ends of joined slots.
+    def rows(self, slots: Sequence[int]) -> list[Row]:
+        """Return the entries of joined slots.
 
         Raises:
             InvalidSlots: unless the slots are joined, at least one, and strictly ascending.
         """
         if not slots:
             raise InvalidSlots("no slots are given; a view needs at least one row")
-        ends = tuple(self.end(slot) for slot in slots)
+        rows = [self.row(slot) for slot in slots]
         if any(left >= right for left, right in itertools.pairwise(slots)):
             raise InvalidSlots(f"slots are {tuple(slots)!r}; they must be strictly ascending: sort the rows by slot")
-        return ends
-
-    def advance(self, slots: Sequence[int], counts: Sequence[int]) -> None:
-        """Move the end of each row forward by its count."""
-        for slot, end, count in zip(slots, self.ends(slots), counts, strict=True):
-            self._ends[slot] = end + count
+        return rows
 
     @property
     def joined(self) -> tuple[int, ...]:
         """The taken slots, ascending."""
-        return tuple(slot for slot, end in enumerate(self._ends) if end is not None)
+        return tuple(sorted(self._rows))
+
+    def check_integrity(self) -> None:
+        """Raise `IntegrityError` unless slots, seats and free lists agree."""
+        if set(self._rows) != self._free.taken:
+            raise IntegrityError(f"slots {sorted(self._rows)} hold rows, the free list says {self._free.taken}")
+        for class_index, seats in self._seats.items():
+            used = [row.seat for row in self._rows.values() if row.class_index == class_index]
+            if sorted(used) != sorted(seats.taken):
+                raise IntegrityError(f"class {class_index} has rows in seats {sorted(used)}, but {seats.taken} taken")
 
 
 def check_counts(num_rows: int, num_tokens: int, lengths: Sequence[int] | None) -> tuple[int, ...]:
