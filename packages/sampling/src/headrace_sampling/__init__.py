@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headrace_sampling.batch import BatchSampler as BatchSampler
     from headrace_sampling.batch import SampledStep as SampledStep
+    from headrace_sampling.curves import HlgCurve as HlgCurve
+    from headrace_sampling.curves import ToneCurve as ToneCurve
     from headrace_sampling.errors import BatchMismatch as BatchMismatch
     from headrace_sampling.errors import InvalidSamplingParams as InvalidSamplingParams
     from headrace_sampling.errors import SamplingError as SamplingError
@@ -30,12 +32,14 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchMismatch",
     "BatchSampler",
+    "HlgCurve",
     "InvalidSamplingParams",
     "RowSampling",
     "SampledStep",
     "SamplingError",
     "SamplingParams",
     "StepSampler",
+    "ToneCurve",
     "create_row_sampling",
     "default_seed",
     "keep_min_p",
@@ -50,12 +54,14 @@ __all__ = [
 _MODULES = {
     "BatchMismatch": "errors",
     "BatchSampler": "batch",
+    "HlgCurve": "curves",
     "InvalidSamplingParams": "errors",
     "RowSampling": "sampler",
     "SampledStep": "batch",
     "SamplingError": "errors",
     "SamplingParams": "params",
     "StepSampler": "sampler",
+    "ToneCurve": "curves",
     "create_row_sampling": "sampler",
     "default_seed": "seeds",
     "keep_min_p": "filters",
