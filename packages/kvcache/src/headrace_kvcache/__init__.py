@@ -11,17 +11,25 @@ if TYPE_CHECKING:
     from headrace_kvcache.attention import AttendingCache as AttendingCache
     from headrace_kvcache.attention import attend as attend
     from headrace_kvcache.capacity import CapacityClasses as CapacityClasses
+    from headrace_kvcache.chunked import ChunkedKVCache as ChunkedKVCache
+    from headrace_kvcache.composite import CacheList as CacheList
     from headrace_kvcache.errors import EmptyCache as EmptyCache
     from headrace_kvcache.errors import IntegrityError as IntegrityError
     from headrace_kvcache.errors import InvalidGeometry as InvalidGeometry
     from headrace_kvcache.errors import InvalidLength as InvalidLength
     from headrace_kvcache.errors import InvalidSlots as InvalidSlots
     from headrace_kvcache.errors import KVCacheError as KVCacheError
+    from headrace_kvcache.errors import NotTrimmable as NotTrimmable
     from headrace_kvcache.errors import SlotsExhausted as SlotsExhausted
+    from headrace_kvcache.errors import UnsupportedCache as UnsupportedCache
     from headrace_kvcache.plain import KVCache as KVCache
+    from headrace_kvcache.quantized import QuantizedKVCache as QuantizedKVCache
     from headrace_kvcache.quantized_rows import QuantizedRowBatch as QuantizedRowBatch
     from headrace_kvcache.quantized_rows import RotatingQuantizedRowBatch as RotatingQuantizedRowBatch
+    from headrace_kvcache.recurrent import RecurrentCache as RecurrentCache
     from headrace_kvcache.ring_rows import RotatingRowBatch as RotatingRowBatch
+    from headrace_kvcache.rotating import RotatingKVCache as RotatingKVCache
+    from headrace_kvcache.rotating import RotatingQuantizedKVCache as RotatingQuantizedKVCache
     from headrace_kvcache.rows import RowBatch as RowBatch
     from headrace_kvcache.spec import CacheSpec as CacheSpec
     from headrace_kvcache.spec import LayerSpec as LayerSpec
@@ -31,8 +39,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttendingCache",
+    "CacheList",
     "CacheSpec",
     "CapacityClasses",
+    "ChunkedKVCache",
     "EmptyCache",
     "IntegrityError",
     "InvalidGeometry",
@@ -41,12 +51,18 @@ __all__ = [
     "KVCache",
     "KVCacheError",
     "LayerSpec",
+    "NotTrimmable",
+    "QuantizedKVCache",
     "QuantizedRowBatch",
+    "RecurrentCache",
+    "RotatingKVCache",
+    "RotatingQuantizedKVCache",
     "RotatingQuantizedRowBatch",
     "RotatingRowBatch",
     "RowBatch",
     "SlotView",
     "SlotsExhausted",
+    "UnsupportedCache",
     "attend",
     "kv_bytes_at",
     "slot_kv_bytes_at",
@@ -54,8 +70,10 @@ __all__ = [
 
 _MODULES = {
     "AttendingCache": "attention",
+    "CacheList": "composite",
     "CacheSpec": "spec",
     "CapacityClasses": "capacity",
+    "ChunkedKVCache": "chunked",
     "EmptyCache": "errors",
     "IntegrityError": "errors",
     "InvalidGeometry": "errors",
@@ -64,12 +82,18 @@ _MODULES = {
     "KVCache": "plain",
     "KVCacheError": "errors",
     "LayerSpec": "spec",
+    "NotTrimmable": "errors",
+    "QuantizedKVCache": "quantized",
     "QuantizedRowBatch": "quantized_rows",
+    "RecurrentCache": "recurrent",
+    "RotatingKVCache": "rotating",
+    "RotatingQuantizedKVCache": "rotating",
     "RotatingQuantizedRowBatch": "quantized_rows",
     "RotatingRowBatch": "ring_rows",
     "RowBatch": "rows",
     "SlotView": "views",
     "SlotsExhausted": "errors",
+    "UnsupportedCache": "errors",
     "attend": "attention",
     "kv_bytes_at": "spec",
     "slot_kv_bytes_at": "spec",

@@ -5,6 +5,8 @@ KVCacheError(Exception)
 ├── InvalidSlots      caller: slots that are not joined, out of range or not ascending (ValueError)
 ├── InvalidLength     caller: a number of tokens outside its range (ValueError)
 ├── InvalidGeometry   caller: sizes, counts or element types that cannot describe or fit a cache (ValueError)
+├── NotTrimmable      caller: what earlier positions need is gone (RuntimeError)
+├── UnsupportedCache  caller: a cache of a kind that Headrace has no twin for (TypeError)
 ├── EmptyCache        caller: attention over positions that the cache does not hold (RuntimeError)
 └── IntegrityError    defect: the books of a cache and its buffers disagree (RuntimeError)
 
@@ -45,6 +47,14 @@ class InvalidGeometry(KVCacheError, ValueError):
 
 class EmptyCache(KVCacheError, RuntimeError):
     """The queries stand at positions that the cache does not hold."""
+
+
+class NotTrimmable(KVCacheError, RuntimeError):
+    """Positions cannot be forgotten, because what earlier ones need is overwritten or summed up."""
+
+
+class UnsupportedCache(KVCacheError, TypeError):
+    """A cache of a kind that this package does not know."""
 
 
 class IntegrityError(KVCacheError, RuntimeError):
