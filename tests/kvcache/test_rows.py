@@ -18,7 +18,7 @@ from headrace_kvcache import (
     SlotsExhausted,
     attend,
 )
-from headrace_kvcache.buffers import LayerBuffers
+from headrace_kvcache.buffers import SlotBuffers
 
 NUM_LAYERS = 2
 MAX_ROWS = 4
@@ -216,7 +216,7 @@ def test_a_row_that_cannot_move_stays_where_it_is(monkeypatch):
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LayerBuffers, "move", fail)
+        patch.setattr(SlotBuffers, "reserve", fail)
         with pytest.raises(RuntimeError, match="no memory"):
             batch.view([slot], 1)
     batch.check_integrity()

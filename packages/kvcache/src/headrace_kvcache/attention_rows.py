@@ -8,18 +8,18 @@ import mlx.core as mx
 
 from headrace_kvcache.buffers import LayerBuffers, buffer_columns
 from headrace_kvcache.capacity import DEFAULT_CLASSES, CapacityClasses, power_of_two_at_least
-from headrace_kvcache.contents import read_seat, write_seat
-from headrace_kvcache.errors import EmptyCache, IntegrityError, InvalidGeometry, InvalidLength
+from headrace_kvcache.contents import check_contents, check_rows, read_seat, write_seat
+from headrace_kvcache.errors import EmptyCache, InvalidGeometry, InvalidLength
 from headrace_kvcache.placement import Placement
 from headrace_kvcache.slots import SlotTable, check_counts
 from headrace_kvcache.views import Group, SlotView, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from headrace_kvcache.columns import Columns
     from headrace_kvcache.forms import Fields, StoredForm
-    from headrace_kvcache.slots import Row
+    from headrace_kvcache.slots import Room, Row
 
 
 class AttentionRows:
@@ -28,7 +28,7 @@ class AttentionRows:
     Args:
         num_layers: number of cache-owning layers.
         max_rows: most rows at once.
-        form: what is stored.
+        forms: what is stored: new rows in the first form, converted ones in the last.
         columns: where positions lie.
         classes: capacities of the slots.
 
@@ -41,7 +41,7 @@ class AttentionRows:
         num_layers: int,
         *,
         max_rows: int,
-        form: StoredForm,
+        forms: Sequence[StoredForm],
         columns: Columns,
         classes: CapacityClasses = DEFAULT_CLASSES,
     ) -> None:
@@ -49,7 +49,7 @@ class AttentionRows:
             raise InvalidGeometry(f"num_layers is {num_layers!r}; it must be an integer of at least 1")
         self._table = SlotTable(max_rows)
         self._layers = [LayerBuffers() for _ in range(num_layers)]
-        self._form = form
+        self._forms = tuple(forms)
         self._columns = columns
         self._classes = classes if columns.limit is None else classes.limited_to(columns.limit)
 
@@ -68,6 +68,8 @@ class AttentionRows:
         """The slots that hold a row, ascending."""
         return self._table.joined
 
+    # ---- rows --------------------------------------------------------------------------------------------------
+
     def join(self, *, num_tokens: int = 0) -> int:
         """Seat a new, empty row in the lowest free slot and return the slot.
 
@@ -80,7 +82,7 @@ class AttentionRows:
         """
         if type(num_tokens) is not int or num_tokens < 0:
             raise InvalidLength(f"num_tokens is {num_tokens!r}; it must be an integer of at least 0")
-        return self._table.join(self._class_for(num_tokens))
+        return self._table.join((0, self._class_for(num_tokens)))
 
     def leave(self, slot: int) -> None:
         """Free a row's slot; the last row to leave a capacity class releases its buffers.
@@ -88,8 +90,7 @@ class AttentionRows:
         Raises:
             InvalidSlots: the slot holds no row.
         """
-        row = self._table.leave(slot)
-        self._release_if_empty(row.class_index)
+        self._release_if_empty(self._table.leave(slot).room)
 
     def end(self, slot: int) -> int:
         """Return the number of positions that a row holds.
@@ -105,7 +106,7 @@ class AttentionRows:
         Raises:
             InvalidSlots: the slot holds no row.
         """
-        return self._classes.capacity(self._table.row(slot).class_index)
+        return self._classes.capacity(self._table.row(slot).room[1])
 
     def least_end(self, slot: int) -> int:
         """Return the lowest end that a row can be rolled back to.
@@ -124,6 +125,8 @@ class AttentionRows:
             InvalidLength: `num_tokens` is not from `least_end(slot)` to the row's end.
         """
         self._table.set_end(slot, num_tokens, least=self.least_end(slot))
+
+    # ---- steps -------------------------------------------------------------------------------------------------
 
     def view(self, slots: Sequence[int], num_tokens: int, *, lengths: Sequence[int] | None = None) -> list[SlotView]:
         """Return one cache per layer for a step that appends `num_tokens` positions to each of some rows.
@@ -146,35 +149,28 @@ class AttentionRows:
         for row, count in zip(rows, counts, strict=True):
             self._move_up(row, self._class_for(row.end + count))
         groups: list[Group] = []
-        for class_index in sorted({row.class_index for row in rows}):
-            members = [index for index, row in enumerate(rows) if row.class_index == class_index]
+        for room in sorted({row.room for row in rows}):
+            members = [index for index, row in enumerate(rows) if row.room == room]
             members.sort(key=lambda index: rows[index].seat)
-            groups.append(self._group(class_index, members, rows, counts, num_tokens))
+            groups.append(self._group(room, members, rows, counts, num_tokens))
         step = Step([row.end for row in rows], num_tokens, groups)
-        return [SlotView(layer, self._form, step) for layer in self._layers]
+        return [SlotView(layer, self._forms, step) for layer in self._layers]
 
     def _group(
-        self, class_index: int, members: list[int], rows: Sequence[Row], counts: Sequence[int], num_tokens: int
+        self, room: Room, members: list[int], rows: Sequence[Row], counts: Sequence[int], num_tokens: int
     ) -> Group:
-        capacity = self._classes.capacity(class_index)
         placement = Placement(
             [rows[index].seat for index in members],
             [rows[index].end for index in members],
             [counts[index] for index in members],
             num_tokens,
             columns=self._columns,
-            room=capacity,
+            room=self._classes.capacity(room[1]),
         )
         for index, written in zip(members, placement.written, strict=True):
             rows[index].written = max(rows[index].written, written)
             rows[index].granted = written
-        return Group(
-            class_index,
-            members,
-            placement,
-            size=(self._num_seats(class_index), buffer_columns(placement.num_columns, capacity)),
-            num_rows=len(rows),
-        )
+        return Group(room, members, placement, size=self._size(room, placement.num_columns), num_rows=len(rows))
 
     def advance(self, slots: Sequence[int], num_tokens: int | Sequence[int]) -> None:
         """Keep what the last step appended: call it once the forward is built.
@@ -200,28 +196,22 @@ class AttentionRows:
         for row, count in zip(rows, counts, strict=True):
             row.end += count
 
+    # ---- contents ----------------------------------------------------------------------------------------------
+
     def contents(self, slot: int) -> list[Fields]:
         """Return copies of what a row holds, per layer its fields `(1, H, n, ...)` in the order of positions.
 
         Computed at once, so that nothing pins the buffers. A ring gives its first `keep` positions and those that
-        its window still needs.
+        its window still needs. A row that waits for its conversion gives what it holds now.
 
         Raises:
             InvalidSlots: the slot holds no row.
             EmptyCache: the row holds nothing.
         """
-        row = self._table.row(slot)
-        if not row.end:
-            raise EmptyCache(f"slot {slot} holds no position yet; there is nothing to copy")
-        layers = [layer.of(row.class_index).fields for layer in self._layers]
-        if not all(layers):
-            raise EmptyCache(f"slot {slot} ends at {row.end}, but a layer holds nothing; append to all layers first")
-        copies = [read_seat(fields, row.seat, row.end, self._columns) for fields in layers]
-        mx.eval(copies)
-        return copies
+        return list(self._read(self._table.row(slot)))
 
     def join_contents(self, end: int, contents: Sequence[Fields], *, num_tokens: int = 0) -> int:
-        """Seat a row that already holds something, copying its own bytes only, and return its slot.
+        """Seat a row that already holds something, in the last form, copying its own bytes only; return its slot.
 
         Args:
             end: positions that the row holds.
@@ -233,32 +223,40 @@ class AttentionRows:
             InvalidLength: `end` is not an integer of at least 1.
             InvalidGeometry: layers, positions, heads, sizes or dtypes that do not fit this batch.
         """
-        self._check_contents(end, contents)
-        slot = self.join(num_tokens=max(end, num_tokens))
-        row = self._table.row(slot)
-        capacity = self._classes.capacity(row.class_index)
-        size = self._num_seats(row.class_index), buffer_columns(min(end, capacity), capacity)
+        check_contents(end, contents, num_layers=self.num_layers, columns=self._columns)
+        last_form = len(self._forms) - 1
         for layer, fields in zip(self._layers, contents, strict=True):
-            buffers = layer.of(row.class_index)
-            buffers.reserve(fields, size=size)
-            write_seat(buffers.fields, row.seat, end, self._columns, fields)
-            layer.remember(fields)
+            layer.check(last_form, fields)
+        slot = self._table.join((last_form, self._class_for(max(end, num_tokens))))
+        row = self._table.row(slot)
+        self._fill(row.room, row.seat, end, contents)
         row.end = row.written = row.granted = end
         return slot
 
-    def _check_contents(self, end: int, contents: Sequence[Fields]) -> None:
-        if type(end) is not int or end < 1:
-            raise InvalidLength(f"end is {end!r}; it must be an integer of at least 1")
-        if len(contents) != len(self._layers):
-            raise InvalidGeometry(f"{len(contents)} layers are given; this batch has {len(self._layers)}")
-        held = sum(max(0, high - low) for low, high in self._columns.held(end))
-        for layer, fields in zip(self._layers, contents, strict=True):
-            layer.check(fields)
-            if any(field.shape[0] != 1 or field.shape[2] != held for field in fields):
-                raise InvalidGeometry(
-                    f"fields of shapes {[field.shape for field in fields]} are no row that ends at {end}: they must "
-                    f"be (1, H, {held}, ...)"
-                )
+    def convert(self, slot: int) -> None:
+        """Bring a row into the last form, one layer at a time; nothing if it is there already.
+
+        The row keeps its slot and its class. All layers are converted or none.
+
+        Raises:
+            InvalidSlots: the slot holds no row.
+            EmptyCache: the row holds nothing; an empty cache is never converted.
+            InvalidGeometry: a head size that the form cannot store.
+        """
+        row = self._table.row(slot)
+        if row.room[0] == len(self._forms) - 1:
+            return
+        self._move(row, (len(self._forms) - 1, row.room[1]), self._converted(row))
+
+    def is_converted(self, slot: int) -> bool:
+        """Return whether a row is in the form that it will keep.
+
+        Raises:
+            InvalidSlots: the slot holds no row.
+        """
+        return self._table.row(slot).room[0] == len(self._forms) - 1
+
+    # ---- facts -------------------------------------------------------------------------------------------------
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -282,55 +280,68 @@ class AttentionRows:
                 buffer outlived the last row of its class.
         """
         self._table.check_integrity()
-        rows = [self._table.row(slot) for slot in self._table.joined]
-        for row in rows:
-            if self._columns.limit is None and row.end > self._classes.capacity(row.class_index):
-                raise IntegrityError(f"a row of class {row.class_index} ends at {row.end}, beyond its capacity")
-        for index, layer in enumerate(self._layers):
-            for class_index, buffers in layer.classes.items():
-                members = [row for row in rows if row.class_index == class_index]
-                self._check_buffers(f"layer {index}, class {class_index}", buffers.fields, class_index, members)
+        check_rows(self._table, self._layers, self._classes, self._columns)
 
-    def _check_buffers(self, name: str, fields: tuple[mx.array, ...], class_index: int, members: list[Row]) -> None:
-        if not fields:
-            return
-        if not members:
-            raise IntegrityError(f"{name} holds {sum(field.nbytes for field in fields)} bytes for no row")
-        shapes = {field.shape[:3] for field in fields}
-        if len(shapes) != 1:
-            raise IntegrityError(f"{name} has fields of different shapes {shapes}")
-        [(num_seats, _, num_columns)] = shapes
-        longest = max(row.end for row in members)
-        needed = longest if self._columns.limit is None else min(longest, self._columns.limit)
-        if num_columns < needed or num_columns > self._classes.capacity(class_index) or num_seats > self.max_rows:
-            raise IntegrityError(f"{name} has {num_seats} seats of {num_columns} columns; a row ends at {longest}")
+    # ---- moving ------------------------------------------------------------------------------------------------
 
     def _class_for(self, num_tokens: int) -> int:
         limit = self._columns.limit
         return self._classes.index_for(num_tokens if limit is None else min(num_tokens, limit))
 
-    def _num_seats(self, class_index: int) -> int:
-        return min(power_of_two_at_least(self._table.num_seats(class_index)), self.max_rows)
+    def _size(self, room: Room, num_columns: int) -> tuple[int, int]:
+        num_seats = min(power_of_two_at_least(self._table.num_seats(room)), self.max_rows)
+        return num_seats, buffer_columns(num_columns, self._classes.capacity(room[1]))
+
+    def _read(self, row: Row) -> Iterator[Fields]:
+        if not row.end:
+            raise EmptyCache("the row holds no position yet; there is nothing to copy")
+        if not all(layer.of(row.room).fields for layer in self._layers):
+            raise EmptyCache(f"the row ends at {row.end}, but a layer holds nothing; append to all layers first")
+        for layer in self._layers:
+            copied = read_seat(layer.of(row.room).fields, row.seat, row.end, self._columns)
+            # At once: an unread view of a buffer would make its next write copy all of it.
+            mx.eval(copied)
+            yield copied
+
+    def _converted(self, row: Row) -> Iterator[Fields]:
+        form = self._forms[-1]
+        for keys, values in self._read(row):
+            form.check(keys, values)
+            yield form.encode(keys, values)
+
+    def _fill(self, room: Room, seat: int, end: int, contents: Iterable[Fields]) -> None:
+        limit = self._columns.limit
+        size = self._size(room, end if limit is None else min(end, limit))
+        for layer, fields in zip(self._layers, contents, strict=True):
+            buffers = layer.of(room)
+            buffers.reserve(fields, size=size)
+            write_seat(buffers.fields, seat, end, self._columns, fields)
+            mx.eval(buffers.fields)
+            layer.remember(room[0], fields)
 
     def _move_up(self, row: Row, class_index: int) -> None:
-        """Copy a row into a larger class, all layers or none: its old seat keeps its bytes until all are copied."""
-        if class_index <= row.class_index:
+        form, held = row.room
+        if class_index <= held:
             return
-        old = row.class_index
-        seat = self._table.take_seat(class_index)
-        size = self._num_seats(class_index), buffer_columns(row.end, self._classes.capacity(class_index))
+        is_stored = row.end and all(layer.of(row.room).fields for layer in self._layers)
+        self._move(row, (form, class_index), self._read(row) if is_stored else None)
+
+    def _move(self, row: Row, room: Room, contents: Iterable[Fields] | None) -> None:
+        """Copy a row into another room, all layers or none: its old seat keeps its bytes until all are copied."""
+        seat = self._table.take_seat(room)
         try:
-            for layer in self._layers:
-                layer.move((old, row.seat), (class_index, seat), row.end, size=size)
+            if contents is not None:
+                self._fill(room, seat, row.end, contents)
         except BaseException:
-            self._table.give_seat(class_index, seat)
-            self._release_if_empty(class_index)
+            self._table.give_seat(room, seat)
+            self._release_if_empty(room)
             raise
+        old = row.room
         self._table.give_seat(old, row.seat)
-        row.class_index, row.seat = class_index, seat
+        row.room, row.seat = room, seat
         self._release_if_empty(old)
 
-    def _release_if_empty(self, class_index: int) -> None:
-        if not self._table.num_seats(class_index):
+    def _release_if_empty(self, room: Room) -> None:
+        if not self._table.num_seats(room):
             for layer in self._layers:
-                layer.release(class_index)
+                layer.release(room)

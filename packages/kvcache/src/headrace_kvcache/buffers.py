@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import mlx.core as mx
 
@@ -12,6 +12,10 @@ from headrace_kvcache.errors import InvalidGeometry
 if TYPE_CHECKING:
     from headrace_kvcache.forms import Fields
     from headrace_kvcache.placement import Placement
+    from headrace_kvcache.slots import Room
+
+# Heads, size and dtype of each field.
+Geometry: TypeAlias = "tuple[tuple[int, int, mx.Dtype], ...]"
 
 
 def buffer_columns(needed: int, limit: int | None) -> int:
@@ -21,7 +25,7 @@ def buffer_columns(needed: int, limit: int | None) -> int:
 
 
 class SlotBuffers:
-    """Fields `(S, Hk, C, ...)` of one layer and one capacity class: S seats of C columns.
+    """Fields `(S, Hk, C, ...)` of one layer and one room: S seats of C columns.
 
     Nothing is allocated before the first write. A buffer has one holder, this object: any other live reference
     or view turns the next write into a full copy.
@@ -65,74 +69,51 @@ class SlotBuffers:
 
 
 class LayerBuffers:
-    """All capacity classes of one layer.
+    """All buffers of one layer, by stored form and capacity class.
 
     Attributes:
-        classes: buffers by class index.
+        rooms: buffers by (index of the stored form, index of the capacity class).
     """
 
-    __slots__ = ("_geometry", "classes")
+    __slots__ = ("_geometry", "rooms")
 
     def __init__(self) -> None:
-        self.classes: dict[int, SlotBuffers] = {}
-        self._geometry: tuple[tuple[int, int, mx.Dtype], ...] | None = None
+        self.rooms: dict[Room, SlotBuffers] = {}
+        self._geometry: dict[int, Geometry] = {}
 
-    def of(self, class_index: int) -> SlotBuffers:
-        """Return a class's buffers, empty ones if it has none."""
-        found = self.classes.get(class_index)
+    def of(self, room: Room) -> SlotBuffers:
+        """Return a room's buffers, empty ones if it has none."""
+        found = self.rooms.get(room)
         if found is None:
-            found = self.classes[class_index] = SlotBuffers()
+            found = self.rooms[room] = SlotBuffers()
         return found
 
-    def check(self, added: Fields) -> None:
-        """Raise `InvalidGeometry` unless heads, sizes and dtypes are those of the layer's first append."""
-        given = _geometry(added)
-        if self._geometry is not None and self._geometry != given:
+    def check(self, form: int, added: Fields) -> None:
+        """Raise `InvalidGeometry` unless heads, sizes and dtypes are those of the form's first append."""
+        held, given = self._geometry.get(form), _geometry(added)
+        if held is not None and held != given:
             raise InvalidGeometry(
-                f"arrays of (heads, size, dtype) {given} do not fit a layer that holds {self._geometry}; one cache "
-                f"holds one layer of one model"
+                f"arrays of (heads, size, dtype) {given} do not fit a layer that holds {held}; one cache holds one "
+                f"layer of one model"
             )
 
-    def remember(self, added: Fields) -> None:
+    def remember(self, form: int, added: Fields) -> None:
         """Keep the geometry that later appends must have."""
-        if self._geometry is None:
-            self._geometry = _geometry(added)
+        self._geometry.setdefault(form, _geometry(added))
 
-    def move(
-        self, source: tuple[int, int], target: tuple[int, int], num_columns: int, *, size: tuple[int, int]
-    ) -> None:
-        """Copy the columns [0, `num_columns`) of a seat into another class and compute it at once.
-
-        At once, because an unread view of the source would make the source's next write copy all of it.
-
-        Args:
-            source: class index and seat.
-            target: class index and seat.
-            num_columns: columns to copy.
-            size: seats and columns that the target class must have.
-        """
-        held = self.of(source[0]).fields
-        if not held or not num_columns:
-            return
-        room = self.of(target[0])
-        room.reserve(held, size=size)
-        for new, old in zip(room.fields, held, strict=True):
-            new[target[1], :, :num_columns] = old[source[1], :, :num_columns]
-        mx.eval(room.fields)
-
-    def release(self, class_index: int) -> None:
-        """Drop a class's buffers."""
-        self.classes.pop(class_index, None)
-        if not self.classes:
-            self._geometry = None
+    def release(self, room: Room) -> None:
+        """Drop a room's buffers."""
+        self.rooms.pop(room, None)
+        if not self.rooms:
+            self._geometry.clear()
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The buffers that exist now, class by class."""
-        return [field for index in sorted(self.classes) for field in self.classes[index].fields]
+        """The buffers that exist now, room by room."""
+        return [field for room in sorted(self.rooms) for field in self.rooms[room].fields]
 
 
-def _geometry(fields: Fields) -> tuple[tuple[int, int, mx.Dtype], ...]:
+def _geometry(fields: Fields) -> Geometry:
     return tuple((field.shape[1], field.shape[3], field.dtype) for field in fields)
 
 

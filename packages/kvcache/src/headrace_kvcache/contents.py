@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from headrace_kvcache.errors import IntegrityError, InvalidGeometry, InvalidLength
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace_kvcache.buffers import LayerBuffers
+    from headrace_kvcache.capacity import CapacityClasses
     from headrace_kvcache.columns import Columns
     from headrace_kvcache.forms import Fields
+    from headrace_kvcache.slots import SlotTable
 
 
 def read_seat(fields: Fields, seat: int, end: int, columns: Columns) -> Fields:
@@ -30,3 +37,43 @@ def write_seat(fields: Fields, seat: int, end: int, columns: Columns, contents: 
             for buffer, field in zip(fields, contents, strict=True):
                 buffer[seat : seat + 1, :, first:last] = field[:, :, taken : taken + last - first]
             taken += last - first
+
+
+def check_contents(end: int, contents: Sequence[Fields], *, num_layers: int, columns: Columns) -> None:
+    """Raise unless `contents` are what a row of `num_layers` layers that ends at `end` must hold."""
+    if type(end) is not int or end < 1:
+        raise InvalidLength(f"end is {end!r}; it must be an integer of at least 1")
+    if len(contents) != num_layers:
+        raise InvalidGeometry(f"{len(contents)} layers are given; this batch has {num_layers}")
+    held = sum(max(0, high - low) for low, high in columns.held(end))
+    for fields in contents:
+        if any(field.shape[0] != 1 or field.shape[2] != held for field in fields):
+            raise InvalidGeometry(
+                f"fields of shapes {[field.shape for field in fields]} are no row that ends at {end}: they must be "
+                f"(1, H, {held}, ...)"
+            )
+
+
+def check_rows(table: SlotTable, layers: Sequence[LayerBuffers], classes: CapacityClasses, columns: Columns) -> None:
+    """Raise `IntegrityError` unless every row fits its class and every buffer its rows."""
+    rows = [table.row(slot) for slot in table.joined]
+    limit = columns.limit
+    for row in rows:
+        if limit is None and row.end > classes.capacity(row.room[1]):
+            raise IntegrityError(f"a row in room {row.room} ends at {row.end}, beyond its capacity")
+    for index, layer in enumerate(layers):
+        for room, buffers in layer.rooms.items():
+            ends = [row.end for row in rows if row.room == room]
+            needed = max(ends, default=0) if limit is None else min(max(ends, default=0), limit)
+            _check_buffers(f"layer {index}, room {room}", buffers.fields, bool(ends), needed)
+
+
+def _check_buffers(name: str, fields: Fields, is_used: bool, needed: int) -> None:
+    if fields and not is_used:
+        raise IntegrityError(f"{name} holds {sum(field.nbytes for field in fields)} bytes for no row")
+    shapes = {field.shape[:3] for field in fields}
+    if len(shapes) > 1:
+        raise IntegrityError(f"{name} has fields of different shapes {shapes}")
+    for num_seats, _, num_columns in shapes:
+        if num_columns < needed:
+            raise IntegrityError(f"{name} has {num_seats} seats of {num_columns} columns; a row ends at {needed}")

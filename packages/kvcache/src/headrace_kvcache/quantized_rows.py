@@ -5,18 +5,21 @@ from __future__ import annotations
 from headrace_kvcache.attention_rows import AttentionRows
 from headrace_kvcache.capacity import DEFAULT_CLASSES, CapacityClasses
 from headrace_kvcache.columns import LinearColumns, RingColumns
-from headrace_kvcache.forms import AffineForm
+from headrace_kvcache.forms import AffineForm, PlainForm, StoredForm
 from headrace_kvcache.ring_rows import DEFAULT_SLACK
 
 
 class QuantizedRowBatch(AttentionRows):
     """`RowBatch` with keys and values as affine triples, groups along the head dimension.
 
+    Rows that start unquantized keep their slot when `convert` quantizes them; both kinds may share a step.
+
     Args:
         num_layers: number of cache-owning layers.
         max_rows: most rows at once.
         bits: bits per element.
         group_size: elements per scale and bias.
+        starts_unquantized: whether new rows are stored as they are until `convert(slot)`.
         classes: capacities of the slots.
 
     Raises:
@@ -30,10 +33,11 @@ class QuantizedRowBatch(AttentionRows):
         max_rows: int,
         bits: int = 8,
         group_size: int = 64,
+        starts_unquantized: bool = False,
         classes: CapacityClasses = DEFAULT_CLASSES,
     ) -> None:
-        form = AffineForm(bits, group_size)
-        super().__init__(num_layers, max_rows=max_rows, form=form, columns=LinearColumns(), classes=classes)
+        forms = _forms(bits, group_size, starts_unquantized=starts_unquantized)
+        super().__init__(num_layers, max_rows=max_rows, forms=forms, columns=LinearColumns(), classes=classes)
 
 
 class RotatingQuantizedRowBatch(AttentionRows):
@@ -47,6 +51,7 @@ class RotatingQuantizedRowBatch(AttentionRows):
         slack: drafts that a round can take back; columns beyond the window.
         bits: bits per element.
         group_size: elements per scale and bias.
+        starts_unquantized: whether new rows are stored as they are until `convert(slot)`.
         classes: capacities of the slots below the whole ring.
 
     Raises:
@@ -63,8 +68,14 @@ class RotatingQuantizedRowBatch(AttentionRows):
         slack: int = DEFAULT_SLACK,
         bits: int = 8,
         group_size: int = 64,
+        starts_unquantized: bool = False,
         classes: CapacityClasses = DEFAULT_CLASSES,
     ) -> None:
         columns = RingColumns(window, keep=keep, slack=slack)
-        form = AffineForm(bits, group_size)
-        super().__init__(num_layers, max_rows=max_rows, form=form, columns=columns, classes=classes)
+        forms = _forms(bits, group_size, starts_unquantized=starts_unquantized)
+        super().__init__(num_layers, max_rows=max_rows, forms=forms, columns=columns, classes=classes)
+
+
+def _forms(bits: int, group_size: int, *, starts_unquantized: bool) -> tuple[StoredForm, ...]:
+    form = AffineForm(bits, group_size)
+    return (PlainForm(), form) if starts_unquantized else (form,)

@@ -42,4 +42,4 @@ class RotatingRowBatch(AttentionRows):
         classes: CapacityClasses = DEFAULT_CLASSES,
     ) -> None:
         columns = RingColumns(window, keep=keep, slack=slack)
-        super().__init__(num_layers, max_rows=max_rows, form=PlainForm(), columns=columns, classes=classes)
+        super().__init__(num_layers, max_rows=max_rows, forms=(PlainForm(),), columns=columns, classes=classes)

@@ -32,4 +32,4 @@ class RowBatch(AttentionRows):
     """
 
     def __init__(self, num_layers: int, *, max_rows: int, classes: CapacityClasses = DEFAULT_CLASSES) -> None:
-        super().__init__(num_layers, max_rows=max_rows, form=PlainForm(), columns=LinearColumns(), classes=classes)
+        super().__init__(num_layers, max_rows=max_rows, forms=(PlainForm(),), columns=LinearColumns(), classes=classes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import define
 
@@ -12,6 +12,9 @@ from headrace_kvcache.errors import IntegrityError, InvalidGeometry, InvalidLeng
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+# A set of buffers that seats lie in: index of the stored form, index of the capacity class.
+Room: TypeAlias = "tuple[int, int]"
 
 
 class FreeList:
@@ -45,11 +48,11 @@ class Row:
         end: the row holds the positions [0, end).
         written: the end of the highest position ever written, padding and rejected drafts included.
         granted: the end that the last view of the row made room for.
-        class_index: capacity class that the row lies in.
-        seat: index of its seat in the buffers of that class.
+        room: stored form and capacity class that the row lies in.
+        seat: index of its seat in the buffers of that room.
     """
 
-    class_index: int
+    room: Room
     seat: int
     end: int = 0
     written: int = 0
@@ -57,7 +60,7 @@ class Row:
 
 
 class SlotTable:
-    """Slots of one batch. A slot is the number a row is known by; its seat in a capacity class may change."""
+    """Slots of one batch. A slot is the number a row is known by; its room and seat may change."""
 
     def __init__(self, max_rows: int) -> None:
         if type(max_rows) is not int or max_rows < 1:
@@ -65,14 +68,14 @@ class SlotTable:
         self.max_rows = max_rows
         self._free = FreeList(max_rows)
         self._rows: dict[int, Row] = {}
-        self._seats: dict[int, FreeList] = {}
+        self._seats: dict[Room, FreeList] = {}
 
-    def join(self, class_index: int) -> int:
-        """Take the lowest free slot and a seat in a class, with no positions in it."""
+    def join(self, room: Room) -> int:
+        """Take the lowest free slot and a seat in a room, with no positions in it."""
         slot = self._free.take()
         if slot is None:
             raise SlotsExhausted(self.max_rows)
-        self._rows[slot] = Row(class_index, self.take_seat(class_index))
+        self._rows[slot] = Row(room, self.take_seat(room))
         return slot
 
     def leave(self, slot: int) -> Row:
@@ -80,26 +83,26 @@ class SlotTable:
         row = self.row(slot)
         del self._rows[slot]
         self._free.give(slot)
-        self._seats[row.class_index].give(row.seat)
+        self._seats[row.room].give(row.seat)
         return row
 
-    def take_seat(self, class_index: int) -> int:
-        """Take the lowest free seat of a class."""
-        seats = self._seats.get(class_index)
+    def take_seat(self, room: Room) -> int:
+        """Take the lowest free seat of a room."""
+        seats = self._seats.get(room)
         if seats is None:
-            seats = self._seats[class_index] = FreeList(self.max_rows)
+            seats = self._seats[room] = FreeList(self.max_rows)
         seat = seats.take()
         if seat is None:
             raise SlotsExhausted(self.max_rows)
         return seat
 
-    def give_seat(self, class_index: int, seat: int) -> None:
+    def give_seat(self, room: Room, seat: int) -> None:
         """Free a seat."""
-        self._seats[class_index].give(seat)
+        self._seats[room].give(seat)
 
-    def num_seats(self, class_index: int) -> int:
-        """Return how many seats a class needs for its rows: one more than the highest taken."""
-        seats = self._seats.get(class_index)
+    def num_seats(self, room: Room) -> int:
+        """Return how many seats a room needs for its rows: one more than the highest taken."""
+        seats = self._seats.get(room)
         return 0 if seats is None else max(seats.taken, default=-1) + 1
 
     def row(self, slot: int) -> Row:
@@ -146,10 +149,10 @@ class SlotTable:
         """Raise `IntegrityError` unless slots, seats and free lists agree."""
         if set(self._rows) != self._free.taken:
             raise IntegrityError(f"slots {sorted(self._rows)} hold rows, the free list says {self._free.taken}")
-        for class_index, seats in self._seats.items():
-            used = [row.seat for row in self._rows.values() if row.class_index == class_index]
+        for room, seats in self._seats.items():
+            used = [row.seat for row in self._rows.values() if row.room == room]
             if sorted(used) != sorted(seats.taken):
-                raise IntegrityError(f"class {class_index} has rows in seats {sorted(used)}, but {seats.taken} taken")
+                raise IntegrityError(f"room {room} has rows in seats {sorted(used)}, but {seats.taken} taken")
 
 
 def check_counts(num_rows: int, num_tokens: int, lengths: Sequence[int] | None) -> tuple[int, ...]:

@@ -16,24 +16,25 @@ if TYPE_CHECKING:
     from headrace_kvcache.buffers import LayerBuffers
     from headrace_kvcache.forms import Fields, StoredForm
     from headrace_kvcache.placement import Run
+    from headrace_kvcache.slots import Room
 
 
 class Group:
-    """The rows of a step that lie in one capacity class.
+    """The rows of a step that lie in one room.
 
     Attributes:
-        class_index: the class.
+        room: stored form and capacity class.
         rows: the step's rows, in the order of their seats.
         placement: where they stand.
-        size: seats and columns that the class's buffers must have.
+        size: seats and columns that the room's buffers must have.
     """
 
-    __slots__ = ("_row_ids", "class_index", "placement", "rows", "size")
+    __slots__ = ("_row_ids", "placement", "room", "rows", "size")
 
     def __init__(
-        self, class_index: int, rows: Sequence[int], placement: Placement, *, size: tuple[int, int], num_rows: int
+        self, room: Room, rows: Sequence[int], placement: Placement, *, size: tuple[int, int], num_rows: int
     ) -> None:
-        self.class_index = class_index
+        self.room = room
         self.rows = tuple(rows)
         self.placement = placement
         self.size = size
@@ -58,7 +59,7 @@ class Group:
                 f"rows at {now.starts} no longer hold what {now.num_tokens} queries see; attend in the step that "
                 f"appends them"
             )
-        return Group(self.class_index, self.rows, placement, size=self.size, num_rows=num_rows)
+        return Group(self.room, self.rows, placement, size=self.size, num_rows=num_rows)
 
 
 class Step:
@@ -67,7 +68,7 @@ class Step:
     Attributes:
         num_rows: B.
         num_tokens: T.
-        groups: the rows, by capacity class.
+        groups: the rows, by room.
     """
 
     __slots__ = ("_earlier", "_offset", "_order", "_starts", "groups", "num_rows", "num_tokens")
@@ -110,11 +111,11 @@ class SlotView:
     the forward: it may hold views of the buffers.
     """
 
-    __slots__ = ("_appended", "_beside", "_form", "_layer", "_step")
+    __slots__ = ("_appended", "_beside", "_forms", "_layer", "_step")
 
-    def __init__(self, layer: LayerBuffers, form: StoredForm, step: Step) -> None:
+    def __init__(self, layer: LayerBuffers, forms: Sequence[StoredForm], step: Step) -> None:
         self._layer = layer
-        self._form = form
+        self._forms = forms
         self._step = step
         self._appended = False
         self._beside: dict[Run, Fields] = {}
@@ -146,7 +147,8 @@ class SlotView:
         outputs: list[mx.array] = []
         for group in step.groups:
             own, runs = group.select(queries), group.placement.runs
-            buffers = self._layer.of(group.class_index).fields
+            form = self._forms[group.room[0]]
+            buffers = self._layer.of(group.room).fields
             for run in runs:
                 seen, mask = run.span(window)
                 (low, high), (first, last) = run.seats, run.rows
@@ -154,24 +156,27 @@ class SlotView:
                 if fields is None:
                     fields = tuple(field[low:high, :, seen.start : seen.stop] for field in buffers)
                 asking = own if len(runs) == 1 else own[first:last]
-                outputs.append(
-                    self._form.attention(asking, fields, scale=scale, mask=mask, sinks=sinks, softcap=softcap)
-                )
+                outputs.append(form.attention(asking, fields, scale=scale, mask=mask, sinks=sinks, softcap=softcap))
         return step.gather(outputs)
 
     def _append(self, keys: mx.array, values: mx.array) -> None:
-        self._form.check(keys, values)
-        added = self._form.encode(keys, values)
-        self._layer.check(added)
+        encoded = {form: self._encoded(form, keys, values) for form in {group.room[0] for group in self._step.groups}}
         for group in self._step.groups:
-            own = tuple(group.select(field) for field in added)
-            buffers = self._layer.of(group.class_index)
+            own = tuple(group.select(field) for field in encoded[group.room[0]])
+            buffers = self._layer.of(group.room)
             if group.placement.is_beside:
                 for run in group.placement.runs:
                     self._beside[run] = _beside(run, buffers.fields, own)
             buffers.write(group.placement, own, size=group.size)
-        self._layer.remember(added)
+        for form, added in encoded.items():
+            self._layer.remember(form, added)
         self._appended = True
+
+    def _encoded(self, form: int, keys: mx.array, values: mx.array) -> Fields:
+        self._forms[form].check(keys, values)
+        added = self._forms[form].encode(keys, values)
+        self._layer.check(form, added)
+        return added
 
     def _check_queries(self, queries: mx.array) -> None:
         expected = (self._step.num_rows, self._step.num_tokens)
@@ -186,7 +191,7 @@ class SlotView:
         if keys is not None or values is not None:
             raise InvalidGeometry("keys and values must be given together, or both be None to attend without appending")
         step = self._step if self._appended else self._step.earlier()
-        if not all(self._layer.of(group.class_index).fields for group in step.groups):
+        if not all(self._layer.of(group.room).fields for group in step.groups):
             raise EmptyCache("this layer holds nothing yet; append keys and values first")
         return step
 
