@@ -1,5 +1,6 @@
 """Chat completions: shapes, options and refusals."""
 
+import json
 import threading
 
 import pytest
@@ -229,6 +230,26 @@ async def test_long_prompt_is_built_off_the_event_loop(client, models, chat_body
     assert short is threading.current_thread()
     assert long is not threading.current_thread()
     assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_long_tool_calls_are_rendered_off_the_event_loop(client, models, chat_body):
+    """What a template reads beside the contents counts as well."""
+    function = {"name": "f", "arguments": json.dumps({"text": "x" * 5_000})}
+    call = {"id": "1", "type": "function", "function": function}
+    chat_body["messages"].append({"role": "assistant", "content": "a", "tool_calls": [call]})
+    reply = await client.post(URL, json=chat_body)
+
+    assert reply.status_code == 200, reply.text
+    assert threading.current_thread() not in models.codec.threads
+
+
+async def test_hopelessly_long_prompt_is_not_encoded(client, models, chat_body):
+    """A text that no vocabulary fits into the context is refused before it costs the time and memory of encoding."""
+    chat_body["messages"][0]["content"] = "x" * (512 * 256 + 1)
+    reply = await client.post(URL, json=chat_body)
+
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+    assert not models.codec.threads
 
 
 async def test_template_refusal_is_a_400(client, models, chat_body):

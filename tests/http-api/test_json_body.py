@@ -97,6 +97,13 @@ def test_depth_counts_brackets_outside_strings_only():
         parse_object(b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}")
 
 
+def test_containers_are_limited():
+    """Millions of small objects are refused before Python makes any of them."""
+    assert parse_object(b'{"a":[' + b"{}," * 1_000 + b"{}]}")
+    with pytest.raises(InvalidRequest, match="more than 100000 arrays and objects"):
+        parse_object(b'{"a":[' + b"{}," * 100_000 + b"{}]}")
+
+
 def test_unterminated_strings_are_scanned_once():
     """A body of escaped quotes without an end costs time in proportion to its length, not to its square."""
     body = b'{"a": ' + b"[" * MAX_DEPTH + b'"' + b'\\"' * 2_000_000

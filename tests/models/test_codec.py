@@ -1,6 +1,7 @@
 """The codec: streamed text equals text decoded at once, prompts keep one start token, folders and GGUF agree."""
 
 import json
+import threading
 
 import gguf
 import pytest
@@ -68,6 +69,25 @@ def test_streamed_text_equals_decoded_text(text, sizes):
     deltas = stream(CODEC, ids, sizes)
     assert "".join(deltas) == CODEC.decode(ids) == text + "<tool> é" + text
     assert not any(REPLACEMENT in delta for delta in deltas)
+
+
+def test_encoding_leaves_the_interpreter_to_other_threads():
+    """A long prompt is encoded beside the other threads of a server, not instead of them."""
+    is_done = threading.Event()
+    ticks = []
+
+    def tick():
+        while not is_done.wait(0.001):
+            ticks.append(None)
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    before = len(ticks)
+    CODEC.encode("word " * 100_000)
+    num_ticks = len(ticks) - before
+    is_done.set()
+    ticker.join()
+    assert num_ticks > 10
 
 
 @settings(max_examples=80, deadline=None)

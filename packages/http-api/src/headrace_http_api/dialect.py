@@ -55,7 +55,7 @@ class Dialect(Protocol[RequestT]):
         ...
 
     def num_chars(self, request: RequestT) -> int:
-        """Return how much text `encode` will work on."""
+        """Return how many characters of messages or prompt `encode` will work on at least."""
         ...
 
     def encode(self, served: ServedModel, request: RequestT) -> Sequence[int]:

@@ -29,11 +29,15 @@ from headrace_sampling import SamplingParams
 from headrace_scheduling.events import Finished
 from headrace_scheduling.requests import GenerateOptions, GenerationRequest, RequestShape
 
-__all__ = ["IGNORED_HEADER", "LONG_TEXT_CHARS", "answer"]
+__all__ = ["IGNORED_HEADER", "LONG_PROMPT_BYTES", "answer"]
 
-# Above these, parsing and encoding take long enough to delay the streams of others: a worker thread does them.
-LONG_TEXT_CHARS = 4_000
+# Above these, encoding and parsing take long enough to delay the streams of others: a worker thread does them. Both
+# count the body's bytes, since tool calls and template variables reach the template like the messages' texts.
+LONG_PROMPT_BYTES = 4_000
 LONG_BODY_BYTES = 64 * 1024
+
+# No vocabulary's tokens are this long on average, so a longer text needs no encoding to be too long.
+MAX_CHARS_PER_TOKEN = 256
 
 IGNORED_HEADER = "x-headrace-ignored"
 MAX_IGNORED_NAMES = 32
@@ -56,13 +60,13 @@ async def answer(http: Request, services: ApiServices, dialect: Dialect[RequestT
     Every refusal is raised from here, before a response has started. The generation is closed at once when the
     client leaves, streaming or not.
     """
-    body = await _read_body(http)
+    body, num_bytes = await _read_body(http)
     refuse_unsupported(body, dialect.unsupported)
     request = dialect.read(body)
     headers = _ignored_header(body, type(request), ACCEPTED_WITHOUT_EFFECT | dialect.unsupported.keys())
     resources = AsyncExitStack()
     try:
-        running = await run_until_disconnect(http.receive, _open(services, dialect, request, resources))
+        running = await run_until_disconnect(http.receive, _open(services, dialect, request, num_bytes, resources))
         if not request.stream:
             content = await run_until_disconnect(http.receive, _collect(running, dialect))
             await resources.aclose()
@@ -77,14 +81,15 @@ async def answer(http: Request, services: ApiServices, dialect: Dialect[RequestT
 # ---- in ------------------------------------------------------------------------------------------------------
 
 
-async def _read_body(http: Request) -> dict[str, Any]:
+async def _read_body(http: Request) -> tuple[dict[str, Any], int]:
+    """Return the parsed body and its size in bytes."""
     try:
         body = await http.body()
     except ClientDisconnect:
         raise ClientDisconnected from None
     if len(body) > LONG_BODY_BYTES:
-        return await asyncio.to_thread(parse_object, body)
-    return parse_object(body)
+        return await asyncio.to_thread(parse_object, body), len(body)
+    return parse_object(body), len(body)
 
 
 def _ignored_header(
@@ -99,12 +104,14 @@ async def _open(
     services: ApiServices,
     dialect: Dialect[RequestT],
     request: RequestT,
+    num_bytes: int,
     resources: AsyncExitStack,
 ) -> _Running[RequestT]:
     """Lease the model, build the prompt, place and submit. What is opened goes into `resources` at once."""
     served = await resources.enter_async_context(services.models.lease(request.model))
     options = _options(request, served)
-    if dialect.num_chars(request) > LONG_TEXT_CHARS:
+    _check_num_chars(dialect.num_chars(request), served.config.max_context)
+    if num_bytes > LONG_PROMPT_BYTES:
         ids = tuple(await asyncio.to_thread(dialect.encode, served, request))
     else:
         ids = tuple(dialect.encode(served, request))
@@ -119,6 +126,15 @@ async def _open(
         system_fingerprint=f"fp_{served.identity[:12]}" if served.identity else None,
     )
     return _Running(request, generation, envelope)
+
+
+def _check_num_chars(num_chars: int, max_context: int) -> None:
+    if num_chars > max_context * MAX_CHARS_PER_TOKEN:
+        raise InvalidRequest(
+            f"the prompt has {num_chars} characters, far more than this server's context of {max_context} tokens "
+            "holds: shorten the prompt",
+            code="context_length_exceeded",
+        )
 
 
 def _options(request: GenerationFields, served: ServedModel) -> GenerateOptions:

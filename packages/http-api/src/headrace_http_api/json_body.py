@@ -15,6 +15,9 @@ __all__ = ["MAX_DEPTH", "field_path", "parse_object", "path_step", "shown"]
 
 MAX_DEPTH = 64
 
+# Each costs Python an object: millions of them would take all threads' time for many seconds.
+MAX_CONTAINERS = 100_000
+
 # Every 64-bit integer has at most 20 characters; far longer ones only cost time.
 _MAX_INTEGER_CHARS = 64
 
@@ -40,8 +43,9 @@ def parse_object(body: bytes, *, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
         max_depth: most arrays and objects inside each other, the body itself included.
 
     Raises:
-        InvalidRequest: malformed JSON or UTF-8, anything but an object, too deep a nesting, a duplicate key, a
-            number that is not finite or has too many digits, or a lone surrogate; `param` tells where.
+        InvalidRequest: malformed JSON or UTF-8, anything but an object, too deep a nesting, too many arrays and
+            objects, a duplicate key, a number that is not finite or has too many digits, or a lone surrogate; `param`
+            tells where.
     """
     try:
         text = body.decode()
@@ -49,7 +53,7 @@ def parse_object(body: bytes, *, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
         raise InvalidRequest(
             f"the body is not valid UTF-8 at byte {exc.start}; send JSON encoded as UTF-8", code="invalid_json"
         ) from None
-    _check_depth(text, max_depth)
+    _check_containers(text, max_depth)
     parser = _Parser()
     value = parser.parse(text)
     if not isinstance(value, dict):
@@ -128,21 +132,25 @@ class _Parser:
         return self._refuse(f"is {name}, which is not JSON; give a finite number, or null for the default")
 
 
-def _check_depth(text: str, max_depth: int) -> None:
+def _check_containers(text: str, max_depth: int) -> None:
     if text.count("[") + text.count("{") <= max_depth:
         return
-    depth = 0
+    depth = num_containers = 0
     for match in _STRING_OR_BRACKET.finditer(text):
         piece = match.group()
         if piece in "[{":
             depth += 1
-            if depth > max_depth:
-                raise InvalidRequest(
-                    f"the body nests arrays and objects deeper than {max_depth} levels; flatten it",
-                    code="invalid_json",
-                )
+            num_containers += 1
+            if depth > max_depth or num_containers > MAX_CONTAINERS:
+                raise InvalidRequest(_too_many(depth, max_depth), code="invalid_json")
         elif piece in "]}":
             depth -= 1
+
+
+def _too_many(depth: int, max_depth: int) -> str:
+    if depth > max_depth:
+        return f"the body nests arrays and objects deeper than {max_depth} levels; flatten it"
+    return f"the body holds more than {MAX_CONTAINERS} arrays and objects; send less"
 
 
 def _raise_refused(body: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ class Codec:
 
     def encode(self, text: str) -> list[int]:
         """Encode text; special tokens written in it are read as such, and a start token is added where it is due."""
-        return self._without_double_bos(self._tokenizer.encode(text).ids)
+        return self._encode(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode ids at once, special tokens left out; bytes that are no character become U+FFFD."""
@@ -100,14 +100,16 @@ class Codec:
             raise TemplateError("this model has no chat template: use raw completions, or a chat-tuned model")
         text = self._template.render(messages, template_kwargs=template_kwargs)
         # The template writes the special tokens itself.
-        ids = self._without_double_bos(self._tokenizer.encode(text, add_special_tokens=False).ids)
         return PreparedPrompt(
-            ids=ids,
+            ids=self._encode(text, add_special_tokens=False),
             stable_boundary=None,
             starts_in_reasoning=text.rfind("<think>") > text.rfind("</think>"),
         )
 
-    def _without_double_bos(self, ids: list[int]) -> list[int]:
+    def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        # Of the tokenizer's calls only the batched ones release the GIL: another one would stop all threads.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids = encoding.ids
         doubled = self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]
         return ids[1:] if doubled else ids
 
