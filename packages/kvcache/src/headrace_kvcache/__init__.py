@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headrace_kvcache.attention import AttendingCache as AttendingCache
     from headrace_kvcache.attention import attend as attend
+    from headrace_kvcache.budget import KVBudget as KVBudget
+    from headrace_kvcache.budget import Reservation as Reservation
+    from headrace_kvcache.budget import batch_row_kv_bytes as batch_row_kv_bytes
     from headrace_kvcache.capacity import CapacityClasses as CapacityClasses
     from headrace_kvcache.chunked import ChunkedKVCache as ChunkedKVCache
     from headrace_kvcache.composite import CacheList as CacheList
+    from headrace_kvcache.errors import BudgetExceeded as BudgetExceeded
     from headrace_kvcache.errors import EmptyCache as EmptyCache
     from headrace_kvcache.errors import IntegrityError as IntegrityError
     from headrace_kvcache.errors import InvalidGeometry as InvalidGeometry
     from headrace_kvcache.errors import InvalidLength as InvalidLength
+    from headrace_kvcache.errors import InvalidScheme as InvalidScheme
     from headrace_kvcache.errors import InvalidSlots as InvalidSlots
     from headrace_kvcache.errors import KVCacheError as KVCacheError
     from headrace_kvcache.errors import NotTrimmable as NotTrimmable
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
     from headrace_kvcache.rotating import RotatingKVCache as RotatingKVCache
     from headrace_kvcache.rotating import RotatingQuantizedKVCache as RotatingQuantizedKVCache
     from headrace_kvcache.rows import RowBatch as RowBatch
+    from headrace_kvcache.scheme import KVScheme as KVScheme
+    from headrace_kvcache.scheme import first_chunk_length as first_chunk_length
     from headrace_kvcache.spec import CacheSpec as CacheSpec
     from headrace_kvcache.spec import LayerSpec as LayerSpec
     from headrace_kvcache.spec import kv_bytes_at as kv_bytes_at
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttendingCache",
+    "BudgetExceeded",
     "CacheList",
     "CacheSpec",
     "CapacityClasses",
@@ -47,14 +55,18 @@ __all__ = [
     "IntegrityError",
     "InvalidGeometry",
     "InvalidLength",
+    "InvalidScheme",
     "InvalidSlots",
+    "KVBudget",
     "KVCache",
     "KVCacheError",
+    "KVScheme",
     "LayerSpec",
     "NotTrimmable",
     "QuantizedKVCache",
     "QuantizedRowBatch",
     "RecurrentCache",
+    "Reservation",
     "RotatingKVCache",
     "RotatingQuantizedKVCache",
     "RotatingQuantizedRowBatch",
@@ -64,12 +76,15 @@ __all__ = [
     "SlotsExhausted",
     "UnsupportedCache",
     "attend",
+    "batch_row_kv_bytes",
+    "first_chunk_length",
     "kv_bytes_at",
     "slot_kv_bytes_at",
 ]
 
 _MODULES = {
     "AttendingCache": "attention",
+    "BudgetExceeded": "errors",
     "CacheList": "composite",
     "CacheSpec": "spec",
     "CapacityClasses": "capacity",
@@ -78,14 +93,18 @@ _MODULES = {
     "IntegrityError": "errors",
     "InvalidGeometry": "errors",
     "InvalidLength": "errors",
+    "InvalidScheme": "errors",
     "InvalidSlots": "errors",
+    "KVBudget": "budget",
     "KVCache": "plain",
     "KVCacheError": "errors",
+    "KVScheme": "scheme",
     "LayerSpec": "spec",
     "NotTrimmable": "errors",
     "QuantizedKVCache": "quantized",
     "QuantizedRowBatch": "quantized_rows",
     "RecurrentCache": "recurrent",
+    "Reservation": "budget",
     "RotatingKVCache": "rotating",
     "RotatingQuantizedKVCache": "rotating",
     "RotatingQuantizedRowBatch": "quantized_rows",
@@ -95,6 +114,8 @@ _MODULES = {
     "SlotsExhausted": "errors",
     "UnsupportedCache": "errors",
     "attend": "attention",
+    "batch_row_kv_bytes": "budget",
+    "first_chunk_length": "scheme",
     "kv_bytes_at": "spec",
     "slot_kv_bytes_at": "spec",
 }

@@ -5,9 +5,13 @@ KVCacheError(Exception)
 ├── InvalidSlots      caller: slots that are not joined, out of range or not ascending (ValueError)
 ├── InvalidLength     caller: a number of tokens outside its range (ValueError)
 ├── InvalidGeometry   caller: sizes, counts or element types that cannot describe or fit a cache (ValueError)
+├── InvalidScheme     caller: a KV scheme that does not exist or does not fit the model (ValueError)
 ├── NotTrimmable      caller: what earlier positions need is gone (RuntimeError)
 ├── UnsupportedCache  caller: a cache of a kind that Headrace has no twin for (TypeError)
+├── BudgetExceeded    caller: bytes that do not fit the budget, now or ever (RuntimeError)
 ├── EmptyCache        caller: attention over positions that the cache does not hold (RuntimeError)
+├── RoundRefusedError caller: a round of speculation that cannot begin or be rolled back (RuntimeError)
+├── InvalidCountError caller: a number of drafts or kept positions outside its range (ValueError)
 └── IntegrityError    defect: the books of a cache and its buffers disagree (RuntimeError)
 
 A refused operation changes nothing.
@@ -45,8 +49,47 @@ class InvalidGeometry(KVCacheError, ValueError):
     """Array shapes, element types or counts that do not fit the cache."""
 
 
+class BudgetExceeded(KVCacheError, RuntimeError):
+    """Bytes that do not fit the budget.
+
+    Attributes:
+        num_bytes: what was asked for.
+        free_bytes: what there was.
+        can_wait: whether it can fit once others have given theirs back.
+    """
+
+    def __init__(self, num_bytes: int, free_bytes: int, *, can_wait: bool) -> None:
+        remedy = "wait until other rows end" if can_wait else "shorten the prompt, lower max_tokens or raise the budget"
+        super().__init__(f"{num_bytes} bytes of KV cache do not fit the {free_bytes} that are there; {remedy}")
+        self.num_bytes = num_bytes
+        self.free_bytes = free_bytes
+        self.can_wait = can_wait
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _budget_exceeded, (self.num_bytes, self.free_bytes, self.can_wait)
+
+
+def _budget_exceeded(num_bytes: int, free_bytes: int, can_wait: bool) -> BudgetExceeded:
+    return BudgetExceeded(num_bytes, free_bytes, can_wait=can_wait)
+
+
 class EmptyCache(KVCacheError, RuntimeError):
     """The queries stand at positions that the cache does not hold."""
+
+
+class InvalidScheme(KVCacheError, ValueError):
+    """A KV scheme that does not exist, or that some layer of the model can never be stored in.
+
+    Attributes:
+        layer: the index of that layer; None if the scheme itself is wrong.
+    """
+
+    def __init__(self, message: str, layer: int | None = None) -> None:
+        super().__init__(message)
+        self.layer = layer
+
+    def __reduce__(self) -> tuple[type["InvalidScheme"], tuple[str, int | None]]:
+        return type(self), (str(self), self.layer)
 
 
 class NotTrimmable(KVCacheError, RuntimeError):
@@ -59,3 +102,11 @@ class UnsupportedCache(KVCacheError, TypeError):
 
 class IntegrityError(KVCacheError, RuntimeError):
     """The books of a cache and its buffers disagree; the cache must be discarded."""
+
+
+class RoundRefusedError(KVCacheError, RuntimeError):
+    """A round of speculation cannot begin, end or be rolled back as the caches stand."""
+
+
+class InvalidCountError(KVCacheError, ValueError):
+    """A number of drafts, or of positions to keep, that is not an integer or lies outside its range."""

@@ -163,6 +163,11 @@ class StoredCache(ABC):
     def is_trimmable(self) -> bool:
         """Return whether any number of positions can be forgotten now."""
 
+    @property
+    @abstractmethod
+    def state(self) -> object:
+        """Everything that a twin needs, in array objects of its own; drop it before the next append."""
+
     def size(self) -> int:
         """Return the number of positions held."""
         return self.offset

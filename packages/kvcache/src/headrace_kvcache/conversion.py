@@ -1,0 +1,88 @@
+"""Conversion of one row's caches to the form of a scheme."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from headrace_kvcache.errors import InvalidGeometry, InvalidScheme
+from headrace_kvcache.packing import AffinePacking
+from headrace_kvcache.plain import KVCache
+from headrace_kvcache.rotating import RotatingKVCache
+from headrace_kvcache.spec import LayerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableSequence, Sequence
+
+    from headrace_kvcache.spec import Packing
+    from headrace_kvcache.stored import StoredCache
+
+
+def convert_layers(
+    caches: MutableSequence[object], packing_of: Callable[[int, LayerSpec], Packing | None], *, start: int
+) -> int:
+    """Convert caches in place, see `KVScheme.convert`.
+
+    Args:
+        caches: the caches by layer.
+        packing_of: the form of a layer by its index; None to leave it.
+        start: least number of positions that a cache must hold.
+    """
+    wanted = _wanted(caches, packing_of, start)
+    for index, packing in wanted.items():
+        # One layer at a time, evaluated and its buffers given back: all at once would pin every source and result.
+        twin = converted(caches[index], packing)
+        mx.eval(twin.state)
+        caches[index] = twin
+        mx.clear_cache()
+    return len(wanted)
+
+
+def converted(cache: object, packing: Packing) -> StoredCache:
+    """Return a cache of the same positions in another form.
+
+    Raises:
+        InvalidScheme: the cache or its head sizes do not fit the form.
+    """
+    if isinstance(packing, AffinePacking) and isinstance(cache, KVCache | RotatingKVCache):
+        try:
+            return cache.to_quantized(bits=packing.bits, group_size=packing.group_size)
+        except InvalidGeometry as error:
+            raise InvalidScheme(str(error)) from error
+    raise InvalidScheme(f"a {type(cache).__name__} cannot be stored as {packing.key}")
+
+
+def layer_spec_of(cache: object) -> LayerSpec | None:
+    """Return what a plain or rotating cache holds; None for another kind or one that holds nothing yet."""
+    if not isinstance(cache, KVCache | RotatingKVCache) or not isinstance(cache.keys, mx.array):
+        return None
+    values = cache.values
+    assert isinstance(values, mx.array)
+    is_ring = isinstance(cache, RotatingKVCache)
+    return LayerSpec(
+        kind="sliding" if is_ring else "full",
+        window=cache.max_size if is_ring else 0,
+        num_kv_heads=cache.keys.shape[1],
+        key_head_dim=cache.keys.shape[3],
+        value_head_dim=values.shape[3],
+    )
+
+
+def _wanted(
+    caches: Sequence[object], packing_of: Callable[[int, LayerSpec], Packing | None], start: int
+) -> dict[int, Packing]:
+    """Return which caches are to be converted to what, after checking that each can be."""
+    wanted: dict[int, Packing] = {}
+    for index, cache in enumerate(caches):
+        layer = layer_spec_of(cache)
+        if layer is None or not isinstance(cache, KVCache | RotatingKVCache) or cache.offset < max(start, 1):
+            continue
+        packing = packing_of(index, layer)
+        if packing is None:
+            continue
+        reason = packing.misfit(layer)
+        if reason is not None:
+            raise InvalidScheme(f"layer {index} cannot be converted: {reason}", index)
+        wanted[index] = packing
+    return wanted
