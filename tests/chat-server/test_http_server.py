@@ -20,12 +20,17 @@ class FakeGateway:
         self.draining = asyncio.Event()
         self.empty = asyncio.Event()
         self.timeout_s = None
+        self.is_in_time = True
+        self.on_close = asyncio.Event()
+
+    async def close(self):
+        self.on_close.set()
 
     async def drain(self, timeout_s=None):
         self.timeout_s = timeout_s
         self.draining.set()
         await self.empty.wait()
-        return True
+        return self.is_in_time
 
 
 class Running:
@@ -107,3 +112,17 @@ async def test_the_drain_is_bounded(running):
         await running.task
         with pytest.raises(httpx.HTTPError):
             (await request).raise_for_status()
+
+
+async def test_what_outlives_the_drain_is_ended_by_the_engine(running):
+    """When the time to drain is over, the gateway ends what runs, so that its clients read an error and no cut line."""
+    running.gateway.is_in_time = False
+    async with httpx.AsyncClient(base_url=running.url) as client:
+        request = asyncio.create_task(client.get("/"))
+        await running.entered.wait()
+        running.signals.take()
+        running.gateway.empty.set()
+        await running.gateway.on_close.wait()
+        running.release.set()
+        assert (await request).text == "whole"
+        await running.task

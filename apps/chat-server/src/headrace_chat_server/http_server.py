@@ -29,8 +29,8 @@ class _UnsignalledServer(uvicorn.Server):
 class HttpServer:
     """Runs an application until a signal, then drains.
 
-    The first signal closes admission (requests get a 503, `/ready` says so) and waits for running generations; the
-    second, or the end of the timeout, cuts what is left.
+    The first signal closes admission (requests get a 503, `/ready` says so) and waits for running generations; at
+    the end of the timeout they end as cancelled. The second signal cuts what is left.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class HttpServer:
 
     async def _drain_on_signal(self) -> None:
         await self._signals.first.wait()
-        drained = asyncio.create_task(self._gateway.drain(self._drain_timeout_s))
+        drained = asyncio.create_task(self._end_generations())
         cut_short = asyncio.create_task(self._signals.second.wait())
         try:
             await asyncio.wait({drained, cut_short}, return_when=asyncio.FIRST_COMPLETED)
@@ -83,3 +83,8 @@ class HttpServer:
         finally:
             drained.cancel()
             cut_short.cancel()
+
+    async def _end_generations(self) -> None:
+        """Let what runs finish; what outlives the timeout ends with an error that its client can read."""
+        if not await self._gateway.drain(self._drain_timeout_s):
+            await self._gateway.close()
