@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from headrace_kvcache import (
     CapacityClasses,
     EmptyCache,
+    InvalidCountError,
     InvalidGeometry,
     InvalidLength,
     QuantizedRowBatch,
     RotatingQuantizedRowBatch,
     RotatingRowBatch,
+    RoundRefusedError,
     RowBatch,
     SlotsExhausted,
     attend,
@@ -66,7 +68,7 @@ class Schedule:
 
     def __init__(self, batch, seed, **attention):
         self.batch = batch
-        self.columns, self.forms = batch._columns, batch._forms
+        self.columns, self.forms = batch._columns, batch._rooms.forms
         self.histories = {}
         self.random = np.random.default_rng(seed)
         self.attention = attention
@@ -198,32 +200,84 @@ def test_a_row_is_an_uncached_forward_over_its_history(kind, operations, seed):
     assert schedule.worst <= 2e-5
 
 
-@pytest.mark.parametrize("kind", ["ring", "ring with sinks", "quantized ring"])
+def append_as(schedule, other, slot, start):
+    """Append to a row what another schedule's row holds from `start` on, in one step."""
+    count = other.batch.end(slot) - start
+    for layer, view in enumerate(schedule.batch.view([slot], count)):
+        history = other.histories[slot][layer]
+        keys, values = (mx.stack([each[side] for each in history[start:]], 1)[None] for side in (0, 1))
+        attend(view, mx.zeros((1, HEADS, count, HEAD_DIM)), keys, values, scale=0.2)
+        schedule.histories[slot][layer] = list(history)
+    schedule.batch.advance([slot], count)
+
+
+@pytest.mark.parametrize("kind", ["plain", "ring", "ring with sinks", "quantized ring", "converted 8"])
 @pytest.mark.parametrize("end", [3, 7, 9, 10, 11, 25])
-def test_drafts_past_the_wrap_can_be_taken_back(kind, end):
-    """Appending slack + 1 positions and lowering the end, row by row, equals never having appended."""
+def test_a_round_with_different_keeps_equals_a_batch_that_never_drafted(kind, end):
+    """Offset, attention and contents after a rollback are those of rows that only ever appended what was kept."""
     drafted, plain = Schedule(KINDS[kind](), 1), Schedule(KINDS[kind](), 1)
-    slack = drafted.columns.slack
+    drafts = 1
     for schedule in (drafted, plain):
-        schedule.join(), schedule.join()
-        schedule.step({0, 1}, end, None)
-    state = drafted.random.bit_generator.state
-    drafted.step({0, 1}, slack + 1, None)
-    for slot, keep in ((0, 0), (1, 1)):
-        drafted.rollback(slot, slack + 1 - keep)
-    plain.random.bit_generator.state = state
-    plain.step({0, 1}, slack + 1, [0.0, 0.0, 0.0, 0.0])
-    plain.rollback(0, 1)
+        schedule.join(), schedule.join(), schedule.join()
+        schedule.step({0, 1, 2}, end, None)
+    assert drafted.batch.spec_round_fits(drafts)
+    drafted.batch.spec_round_begin()
+    drafted.step({0, 1, 2}, drafts + 1, None)
+    drafted.batch.spec_round_rollback([0, 1, 2])
+    for slot, kept in enumerate([0, 1, 2]):
+        for history in drafted.histories[slot]:
+            del history[end + kept :]
+    for slot in (1, 2):
+        append_as(plain, drafted, slot, end)
     for schedule in (drafted, plain):
         schedule.random = np.random.default_rng(7)
+        assert schedule.batch.view([0, 1, 2], 1)[0].offset.tolist() == [end, end + 1, end + 2]
+        schedule.check()
         for _ in range(3):
-            schedule.step({0, 1}, 1, None)
+            schedule.step({0, 1, 2}, 1, None)
         schedule.check()
         assert schedule.worst <= 2e-5
-    for slot in (0, 1):
-        assert drafted.batch.end(slot) == plain.batch.end(slot)
-        for mine, other in zip(drafted.batch.contents(slot), plain.batch.contents(slot), strict=True):
-            assert all(mx.array_equal(one, two) for one, two in zip(mine, other, strict=True))
+    assert same_contents(drafted.batch, plain.batch, slots=range(3))
+
+
+def same_contents(batch, other, slots):
+    fields = [
+        pair
+        for slot in slots
+        for mine, theirs in zip(batch.contents(slot), other.contents(slot), strict=True)
+        for pair in zip(mine, theirs, strict=True)
+    ]
+    return all(mx.array_equal(one, two) for one, two in fields)
+
+
+def test_rounds_are_checked():
+    """A round begins once, ends once, and keeps what was appended at most; a refusal leaves it open."""
+    schedule = Schedule(KINDS["ring"](), 1)
+    batch = schedule.batch
+    schedule.join(), schedule.join()
+    schedule.step({0, 1}, 20, None)
+    assert batch.spec_round_fits(2)
+    assert not batch.spec_round_fits(3)
+    for refused in (batch.spec_round_commit, lambda: batch.spec_round_rollback(1)):
+        with pytest.raises(RoundRefusedError):
+            refused()
+    batch.spec_round_begin(slots=[1])
+    with pytest.raises(RoundRefusedError):
+        batch.spec_round_begin()
+    schedule.step({0, 1}, 4, None)
+    for keep in (5, -1, True, [1, 1], [1.0]):
+        with pytest.raises(InvalidCountError):
+            batch.spec_round_rollback(keep)
+    with pytest.raises(RoundRefusedError, match="overwritten"):
+        batch.spec_round_rollback(0)
+    assert [batch.end(0), batch.end(1)] == [24, 24]
+    batch.spec_round_rollback([1])
+    assert [batch.end(0), batch.end(1)] == [24, 21]
+    batch.spec_round_begin()
+    batch.leave(0)
+    batch.spec_round_commit()
+    with pytest.raises(InvalidCountError):
+        batch.spec_round_fits(-1)
 
 
 def test_a_ring_costs_its_window_and_slack_only():

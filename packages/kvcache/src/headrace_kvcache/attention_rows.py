@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import mlx.core as mx
-
-from headrace_kvcache.buffers import LayerBuffers, buffer_columns
-from headrace_kvcache.capacity import DEFAULT_CLASSES, CapacityClasses, power_of_two_at_least
-from headrace_kvcache.contents import check_contents, check_rows, read_seat, write_seat
-from headrace_kvcache.errors import EmptyCache, InvalidGeometry, InvalidLength
+from headrace_kvcache.capacity import DEFAULT_CLASSES, CapacityClasses
+from headrace_kvcache.contents import check_contents
+from headrace_kvcache.errors import InvalidGeometry, InvalidLength, RoundRefusedError
 from headrace_kvcache.placement import Placement
-from headrace_kvcache.slots import SlotTable, check_counts
+from headrace_kvcache.rooms import Rooms
+from headrace_kvcache.rounds import RoundBooks, check_drafts
+from headrace_kvcache.slots import check_counts
 from headrace_kvcache.views import Group, SlotView, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
+
+    import mlx.core as mx
 
     from headrace_kvcache.columns import Columns
     from headrace_kvcache.forms import Fields, StoredForm
@@ -47,16 +48,15 @@ class AttentionRows:
     ) -> None:
         if type(num_layers) is not int or num_layers < 1:
             raise InvalidGeometry(f"num_layers is {num_layers!r}; it must be an integer of at least 1")
-        self._table = SlotTable(max_rows)
-        self._layers = [LayerBuffers() for _ in range(num_layers)]
-        self._forms = tuple(forms)
+        self._rooms = Rooms(num_layers, max_rows, forms, columns, classes)
+        self._table = self._rooms.table
         self._columns = columns
-        self._classes = classes if columns.limit is None else classes.limited_to(columns.limit)
+        self._round = RoundBooks()
 
     @property
     def num_layers(self) -> int:
         """The cache-owning layers."""
-        return len(self._layers)
+        return len(self._rooms.layers)
 
     @property
     def max_rows(self) -> int:
@@ -82,7 +82,7 @@ class AttentionRows:
         """
         if type(num_tokens) is not int or num_tokens < 0:
             raise InvalidLength(f"num_tokens is {num_tokens!r}; it must be an integer of at least 0")
-        return self._table.join((0, self._class_for(num_tokens)))
+        return self._table.join((0, self._rooms.class_for(num_tokens)))
 
     def leave(self, slot: int) -> None:
         """Free a row's slot; the last row to leave a capacity class releases its buffers.
@@ -90,7 +90,8 @@ class AttentionRows:
         Raises:
             InvalidSlots: the slot holds no row.
         """
-        self._release_if_empty(self._table.leave(slot).room)
+        self._rooms.release_if_empty(self._table.leave(slot).room)
+        self._round.forget(slot)
 
     def end(self, slot: int) -> int:
         """Return the number of positions that a row holds.
@@ -106,7 +107,7 @@ class AttentionRows:
         Raises:
             InvalidSlots: the slot holds no row.
         """
-        return self._classes.capacity(self._table.row(slot).room[1])
+        return self._rooms.classes.capacity(self._table.row(slot).room[1])
 
     def least_end(self, slot: int) -> int:
         """Return the lowest end that a row can be rolled back to.
@@ -115,7 +116,7 @@ class AttentionRows:
             InvalidSlots: the slot holds no row.
         """
         row = self._table.row(slot)
-        return self._columns.least_end(row.end, row.written)
+        return max(row.floor, self._columns.least_end(row.end, row.written))
 
     def set_end(self, slot: int, num_tokens: int) -> None:
         """Roll a row back to its first `num_tokens` positions.
@@ -147,14 +148,14 @@ class AttentionRows:
         rows = self._table.rows(slots)
         counts = check_counts(len(rows), num_tokens, lengths)
         for row, count in zip(rows, counts, strict=True):
-            self._move_up(row, self._class_for(row.end + count))
+            self._rooms.move_up(row, self._rooms.class_for(row.end + count))
         groups: list[Group] = []
         for room in sorted({row.room for row in rows}):
             members = [index for index, row in enumerate(rows) if row.room == room]
             members.sort(key=lambda index: rows[index].seat)
             groups.append(self._group(room, members, rows, counts, num_tokens))
         step = Step([row.end for row in rows], num_tokens, groups)
-        return [SlotView(layer, self._forms, step) for layer in self._layers]
+        return [SlotView(layer, self._rooms.forms, step) for layer in self._rooms.layers]
 
     def _group(
         self, room: Room, members: list[int], rows: Sequence[Row], counts: Sequence[int], num_tokens: int
@@ -165,12 +166,12 @@ class AttentionRows:
             [counts[index] for index in members],
             num_tokens,
             columns=self._columns,
-            room=self._classes.capacity(room[1]),
+            room=self._rooms.classes.capacity(room[1]),
         )
         for index, written in zip(members, placement.written, strict=True):
             rows[index].written = max(rows[index].written, written)
             rows[index].granted = written
-        return Group(room, members, placement, size=self._size(room, placement.num_columns), num_rows=len(rows))
+        return Group(room, members, placement, size=self._rooms.size(room, placement.num_columns), num_rows=len(rows))
 
     def advance(self, slots: Sequence[int], num_tokens: int | Sequence[int]) -> None:
         """Keep what the last step appended: call it once the forward is built.
@@ -196,6 +197,65 @@ class AttentionRows:
         for row, count in zip(rows, counts, strict=True):
             row.end += count
 
+    # ---- rounds ------------------------------------------------------------------------------------------------
+
+    def spec_round_fits(self, drafts: int, *, slots: Sequence[int] | None = None) -> bool:
+        """Return whether every row can keep any part of a step of drafts + 1 positions.
+
+        Raises:
+            InvalidCountError: `drafts` is not an integer of at least 0.
+            InvalidSlots: a slot holds no row.
+        """
+        check_drafts(drafts)
+        # One more than the step has: then even a round that keeps nothing can be rolled back.
+        return all(
+            self._columns.fits_in_place(self._table.end(slot), drafts + 2)
+            for slot in (self.joined if slots is None else slots)
+        )
+
+    def spec_round_begin(self, *, slots: Sequence[int] | None = None) -> None:
+        """Open a round of some rows, of all joined ones by default; `keep` later follows their order.
+
+        Raises:
+            RoundRefusedError: a round is open.
+            InvalidSlots: a slot holds no row, or the order is wrong.
+        """
+        chosen = self.joined if slots is None else slots
+        self._round.begin({slot: row.end for slot, row in zip(chosen, self._table.rows(chosen), strict=True)})
+
+    def spec_round_commit(self) -> None:
+        """Keep everything that was appended since `spec_round_begin`.
+
+        Raises:
+            RoundRefusedError: no round is open.
+        """
+        self._round.close()
+
+    def spec_round_rollback(self, keep: int | Sequence[int]) -> None:
+        """Keep the first `keep` positions of each row that were appended since `spec_round_begin`.
+
+        Args:
+            keep: pending and accepted positions, for all rows or one count per row of the round.
+
+        Raises:
+            RoundRefusedError: no round is open, or a ring has overwritten what a row would need.
+            InvalidCountError: a count that is not from 0 to what the row appended.
+        """
+        for slot, end in self.rollback_ends(keep).items():
+            self._table.set_end(slot, end)
+        self._round.close()
+
+    def rollback_ends(self, keep: int | Sequence[int]) -> dict[int, int]:
+        """Return the ends that `spec_round_rollback(keep)` would leave, or raise as it would; nothing changes."""
+        targets = self._round.targets(keep, {slot: self._table.end(slot) for slot in self._round.slots})
+        for slot, end in targets.items():
+            if end < self.least_end(slot):
+                raise RoundRefusedError(
+                    f"slot {slot} cannot go back to {end}: the ring has overwritten what it would need; ask "
+                    f"spec_round_fits(drafts) before a round"
+                )
+        return targets
+
     # ---- contents ----------------------------------------------------------------------------------------------
 
     def contents(self, slot: int) -> list[Fields]:
@@ -208,15 +268,18 @@ class AttentionRows:
             InvalidSlots: the slot holds no row.
             EmptyCache: the row holds nothing.
         """
-        return list(self._read(self._table.row(slot)))
+        return list(self._rooms.read(self._table.row(slot)))
 
-    def join_contents(self, end: int, contents: Sequence[Fields], *, num_tokens: int = 0) -> int:
-        """Seat a row that already holds something, in the last form, copying its own bytes only; return its slot.
+    def join_contents(
+        self, end: int, contents: Sequence[Fields], *, num_tokens: int = 0, form_key: str | None = None
+    ) -> int:
+        """Seat a row that already holds something, copying its own bytes only; return its slot.
 
         Args:
             end: positions that the row holds.
             contents: per layer, fields as `contents` gives them.
             num_tokens: positions that the row is expected to reach.
+            form_key: key of the form that the contents are stored in; None for the one that rows are converted to.
 
         Raises:
             SlotsExhausted: every slot is taken.
@@ -224,14 +287,23 @@ class AttentionRows:
             InvalidGeometry: layers, positions, heads, sizes or dtypes that do not fit this batch.
         """
         check_contents(end, contents, num_layers=self.num_layers, columns=self._columns)
-        last_form = len(self._forms) - 1
-        for layer, fields in zip(self._layers, contents, strict=True):
-            layer.check(last_form, fields)
-        slot = self._table.join((last_form, self._class_for(max(end, num_tokens))))
+        form = self._form_index(form_key)
+        for layer, fields in zip(self._rooms.layers, contents, strict=True):
+            layer.check(form, fields)
+        slot = self._table.join((form, self._rooms.class_for(max(end, num_tokens))))
         row = self._table.row(slot)
-        self._fill(row.room, row.seat, end, contents)
         row.end = row.written = row.granted = end
+        row.floor = 0 if self._columns.is_whole(end) else end
+        self._rooms.fill(row, contents)
         return slot
+
+    def _form_index(self, key: str | None) -> int:
+        keys = [form.key for form in self._rooms.forms]
+        if key is None:
+            return len(keys) - 1
+        if key not in keys:
+            raise InvalidGeometry(f"contents are stored as {key!r}; this batch stores {' or '.join(keys)}")
+        return keys.index(key)
 
     def convert(self, slot: int) -> None:
         """Bring a row into the last form, one layer at a time; nothing if it is there already.
@@ -243,10 +315,8 @@ class AttentionRows:
             EmptyCache: the row holds nothing; an empty cache is never converted.
             InvalidGeometry: a head size that the form cannot store.
         """
-        row = self._table.row(slot)
-        if row.room[0] == len(self._forms) - 1:
-            return
-        self._move(row, (len(self._forms) - 1, row.room[1]), self._converted(row))
+        if not self.is_converted(slot):
+            self._rooms.convert(self._table.row(slot), len(self._rooms.forms) - 1)
 
     def is_converted(self, slot: int) -> bool:
         """Return whether a row is in the form that it will keep.
@@ -254,7 +324,7 @@ class AttentionRows:
         Raises:
             InvalidSlots: the slot holds no row.
         """
-        return self._table.row(slot).room[0] == len(self._forms) - 1
+        return self._table.row(slot).room[0] == len(self._rooms.forms) - 1
 
     # ---- facts -------------------------------------------------------------------------------------------------
 
@@ -265,7 +335,7 @@ class AttentionRows:
         A step's outputs depend on its writes, so evaluating them is enough. Handing the buffers to `mx.async_eval`
         as well can pin them until that step ends, and a write dispatched before then copies its whole buffer.
         """
-        return [array for layer in self._layers for array in layer.arrays]
+        return [array for layer in self._rooms.layers for array in layer.arrays]
 
     @property
     def nbytes(self) -> int:
@@ -279,69 +349,4 @@ class AttentionRows:
             IntegrityError: slots, seats and free lists disagree, a row ends beyond its class or its buffers, or a
                 buffer outlived the last row of its class.
         """
-        self._table.check_integrity()
-        check_rows(self._table, self._layers, self._classes, self._columns)
-
-    # ---- moving ------------------------------------------------------------------------------------------------
-
-    def _class_for(self, num_tokens: int) -> int:
-        limit = self._columns.limit
-        return self._classes.index_for(num_tokens if limit is None else min(num_tokens, limit))
-
-    def _size(self, room: Room, num_columns: int) -> tuple[int, int]:
-        num_seats = min(power_of_two_at_least(self._table.num_seats(room)), self.max_rows)
-        return num_seats, buffer_columns(num_columns, self._classes.capacity(room[1]))
-
-    def _read(self, row: Row) -> Iterator[Fields]:
-        if not row.end:
-            raise EmptyCache("the row holds no position yet; there is nothing to copy")
-        if not all(layer.of(row.room).fields for layer in self._layers):
-            raise EmptyCache(f"the row ends at {row.end}, but a layer holds nothing; append to all layers first")
-        for layer in self._layers:
-            copied = read_seat(layer.of(row.room).fields, row.seat, row.end, self._columns)
-            # At once: an unread view of a buffer would make its next write copy all of it.
-            mx.eval(copied)
-            yield copied
-
-    def _converted(self, row: Row) -> Iterator[Fields]:
-        form = self._forms[-1]
-        for keys, values in self._read(row):
-            form.check(keys, values)
-            yield form.encode(keys, values)
-
-    def _fill(self, room: Room, seat: int, end: int, contents: Iterable[Fields]) -> None:
-        limit = self._columns.limit
-        size = self._size(room, end if limit is None else min(end, limit))
-        for layer, fields in zip(self._layers, contents, strict=True):
-            buffers = layer.of(room)
-            buffers.reserve(fields, size=size)
-            write_seat(buffers.fields, seat, end, self._columns, fields)
-            mx.eval(buffers.fields)
-            layer.remember(room[0], fields)
-
-    def _move_up(self, row: Row, class_index: int) -> None:
-        form, held = row.room
-        if class_index <= held:
-            return
-        is_stored = row.end and all(layer.of(row.room).fields for layer in self._layers)
-        self._move(row, (form, class_index), self._read(row) if is_stored else None)
-
-    def _move(self, row: Row, room: Room, contents: Iterable[Fields] | None) -> None:
-        """Copy a row into another room, all layers or none: its old seat keeps its bytes until all are copied."""
-        seat = self._table.take_seat(room)
-        try:
-            if contents is not None:
-                self._fill(room, seat, row.end, contents)
-        except BaseException:
-            self._table.give_seat(room, seat)
-            self._release_if_empty(room)
-            raise
-        old = row.room
-        self._table.give_seat(old, row.seat)
-        row.room, row.seat = room, seat
-        self._release_if_empty(old)
-
-    def _release_if_empty(self, room: Room) -> None:
-        if not self._table.num_seats(room):
-            for layer in self._layers:
-                layer.release(room)
+        self._rooms.check()

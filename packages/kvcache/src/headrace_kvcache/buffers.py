@@ -11,7 +11,6 @@ from headrace_kvcache.errors import InvalidGeometry
 
 if TYPE_CHECKING:
     from headrace_kvcache.forms import Fields
-    from headrace_kvcache.placement import Placement
     from headrace_kvcache.slots import Room
 
 # Heads, size and dtype of each field.
@@ -35,21 +34,6 @@ class SlotBuffers:
 
     def __init__(self) -> None:
         self.fields: Fields = ()
-
-    def write(self, placement: Placement, added: Fields, *, size: tuple[int, int]) -> Fields:
-        """Write each row's positions at its own place.
-
-        Args:
-            placement: where each row's positions go.
-            added: fields `(B, Hk, T, ...)`.
-            size: least number of seats and least number of columns that the buffers must have afterwards.
-
-        Returns:
-            The buffers, for reading in this step only.
-        """
-        self.reserve(added, size=size)
-        placement.store(self.fields, added)
-        return self.fields
 
     def reserve(self, like: Fields, *, size: tuple[int, int]) -> None:
         """Make room for `size` seats and columns of fields of the heads, sizes and dtypes of `like`."""

@@ -33,6 +33,10 @@ class Columns(Protocol):
         """Return the positions that a row which ends at `end` must hold for what comes after."""
         ...
 
+    def is_whole(self, end: int) -> bool:
+        """Return whether `held(end)` is everything from the first position on."""
+        ...
+
     def least_end(self, end: int, written: int) -> int:
         """Return the lowest end that a row can be rolled back to."""
         ...
@@ -80,6 +84,11 @@ class LinearColumns:
         """Return all positions."""
         return [(0, end)]
 
+    def is_whole(self, end: int) -> bool:
+        """Return True: nothing is left out."""
+        del end
+        return True
+
     def least_end(self, end: int, written: int) -> int:
         """Return 0: every position can be forgotten."""
         del end, written
@@ -113,7 +122,7 @@ class RingColumns:
     """The first `keep` positions stay; the later ones go round in the other `window + slack - keep` columns.
 
     A query at p sees a position q <= p if q < keep or p - q < window - keep. The slack is what drafts may overwrite:
-    up to slack + 1 positions are written in place and can be taken back, wherever the ring stands.
+    up to slack + 1 positions are written in place, and all but the first can be taken back, wherever the ring stands.
 
     Args:
         window: positions that a query sees, kept ones and itself included.
@@ -158,9 +167,13 @@ class RingColumns:
         """Return the positions below `keep` and those that the window still needs."""
         return [(0, min(end, self.keep)), (max(min(end, self.keep), end - self._seen), end)]
 
+    def is_whole(self, end: int) -> bool:
+        """Return whether the window still reaches the first position."""
+        return end <= self.window
+
     def least_end(self, end: int, written: int) -> int:
-        """Return the end whose window nothing written since has touched."""
-        return 0 if written <= self.capacity else min(end, written - self.slack - 1)
+        """Return the lowest end whose last position still sees everything it saw."""
+        return 0 if written <= self.capacity else min(end, written - self.slack)
 
     def segments(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return up to three pieces: kept columns, then up to the wrap, then from its start."""

@@ -94,7 +94,10 @@ class Placement:
         self.num_tokens = num_tokens
         self.columns = columns
         self._counts = tuple(counts)
-        self.is_beside = not all(columns.fits_in_place(start, num_tokens) for start in starts)
+        # A row of padding alone must find its ring as it was, one position more than a row that goes on.
+        self.is_beside = not all(
+            columns.fits_in_place(start, num_tokens + (not count)) for start, count in zip(starts, counts, strict=True)
+        )
         self.last = max(starts) + num_tokens
         is_ring_whole = room is not None and room == columns.limit
         self._is_row_wise = self.is_beside or (room is not None and self.last > room and not is_ring_whole)

@@ -48,7 +48,7 @@ class RotatingQuantizedRowBatch(AttentionRows):
         max_rows: most rows at once.
         window: positions that a query sees, kept ones and itself included.
         keep: first positions that are never overwritten.
-        slack: drafts that a round can take back; columns beyond the window.
+        slack: positions that can be taken back; columns beyond the window.
         bits: bits per element.
         group_size: elements per scale and bias.
         starts_unquantized: whether new rows are stored as they are until `convert(slot)`.

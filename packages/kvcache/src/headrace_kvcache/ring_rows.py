@@ -14,9 +14,9 @@ class RotatingRowBatch(AttentionRows):
     """Slots of all sliding-window layers of a model; `RowBatch` in every call, with rings for slots.
 
     A query at p sees the positions q <= p with q < keep or p - q < window - keep; `attend`'s own `window` can narrow
-    that further. A ring has window + slack columns. Up to slack + 1 positions per step are written in place, and as
-    many can be rolled back wherever the ring stands: lowering `end` by that much equals never having appended. A
-    longer chunk attends over the ring as it was and its own keys, then its tail is written. Before a ring is full its
+    that further. A ring has window + slack columns. Up to slack + 1 positions per step are written in place. Wherever
+    the ring stands, `end` can be lowered by up to slack positions, which equals never having appended them. A longer
+    chunk attends over the ring as it was and its own keys, then its tail is written. Before a ring is full its
     row lives in the capacity classes below window + slack.
 
     Args:
@@ -24,7 +24,7 @@ class RotatingRowBatch(AttentionRows):
         max_rows: most rows at once.
         window: positions that a query sees, kept ones and itself included.
         keep: first positions that are never overwritten.
-        slack: drafts that a round can take back; columns beyond the window.
+        slack: positions that can be taken back; columns beyond the window.
         classes: capacities of the slots below the whole ring.
 
     Raises:

@@ -48,6 +48,7 @@ class Row:
         end: the row holds the positions [0, end).
         written: the end of the highest position ever written, padding and rejected drafts included.
         granted: the end that the last view of the row made room for.
+        floor: the end below which the row cannot be rolled back because it joined without what came before.
         room: stored form and capacity class that the row lies in.
         seat: index of its seat in the buffers of that room.
     """
@@ -57,6 +58,7 @@ class Row:
     end: int = 0
     written: int = 0
     granted: int = 0
+    floor: int = 0
 
 
 class SlotTable:

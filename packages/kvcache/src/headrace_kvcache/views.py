@@ -164,10 +164,11 @@ class SlotView:
         for group in self._step.groups:
             own = tuple(group.select(field) for field in encoded[group.room[0]])
             buffers = self._layer.of(group.room)
+            buffers.reserve(own, size=group.size)
             if group.placement.is_beside:
                 for run in group.placement.runs:
                     self._beside[run] = _beside(run, buffers.fields, own)
-            buffers.write(group.placement, own, size=group.size)
+            group.placement.store(buffers.fields, own)
         for form, added in encoded.items():
             self._layer.remember(form, added)
         self._appended = True
@@ -200,7 +201,7 @@ def _beside(run: Run, buffers: Fields, added: Fields) -> Fields:
     """Return what a run sees when its positions do not fit the ring: the ring as it was, then the new positions."""
     (low, high), (first, last) = run.seats, run.rows
     seen, _ = run.span(None)
-    if not seen or not buffers:
+    if not seen:
         return tuple(field[first:last] for field in added)
     return tuple(
         mx.concatenate([old[low:high, :, : seen.stop], new[first:last]], axis=2)
