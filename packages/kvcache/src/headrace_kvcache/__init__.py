@@ -19,15 +19,18 @@ if TYPE_CHECKING:
     from headrace_kvcache.errors import BudgetExceeded as BudgetExceeded
     from headrace_kvcache.errors import EmptyCache as EmptyCache
     from headrace_kvcache.errors import IntegrityError as IntegrityError
+    from headrace_kvcache.errors import InvalidCountError as InvalidCountError
     from headrace_kvcache.errors import InvalidGeometry as InvalidGeometry
     from headrace_kvcache.errors import InvalidLength as InvalidLength
     from headrace_kvcache.errors import InvalidScheme as InvalidScheme
     from headrace_kvcache.errors import InvalidSlots as InvalidSlots
     from headrace_kvcache.errors import KVCacheError as KVCacheError
     from headrace_kvcache.errors import NotTrimmable as NotTrimmable
+    from headrace_kvcache.errors import RoundRefusedError as RoundRefusedError
     from headrace_kvcache.errors import SlotsExhausted as SlotsExhausted
     from headrace_kvcache.errors import UnsupportedCache as UnsupportedCache
     from headrace_kvcache.plain import KVCache as KVCache
+    from headrace_kvcache.prompt_cache import make_prompt_cache as make_prompt_cache
     from headrace_kvcache.quantized import QuantizedKVCache as QuantizedKVCache
     from headrace_kvcache.quantized_rows import QuantizedRowBatch as QuantizedRowBatch
     from headrace_kvcache.quantized_rows import RotatingQuantizedRowBatch as RotatingQuantizedRowBatch
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from headrace_kvcache.spec import LayerSpec as LayerSpec
     from headrace_kvcache.spec import kv_bytes_at as kv_bytes_at
     from headrace_kvcache.spec import slot_kv_bytes_at as slot_kv_bytes_at
+    from headrace_kvcache.specs import cache_spec_of as cache_spec_of
     from headrace_kvcache.views import SlotView as SlotView
 
 __all__ = [
@@ -53,6 +57,7 @@ __all__ = [
     "ChunkedKVCache",
     "EmptyCache",
     "IntegrityError",
+    "InvalidCountError",
     "InvalidGeometry",
     "InvalidLength",
     "InvalidScheme",
@@ -71,14 +76,17 @@ __all__ = [
     "RotatingQuantizedKVCache",
     "RotatingQuantizedRowBatch",
     "RotatingRowBatch",
+    "RoundRefusedError",
     "RowBatch",
     "SlotView",
     "SlotsExhausted",
     "UnsupportedCache",
     "attend",
     "batch_row_kv_bytes",
+    "cache_spec_of",
     "first_chunk_length",
     "kv_bytes_at",
+    "make_prompt_cache",
     "slot_kv_bytes_at",
 ]
 
@@ -91,6 +99,7 @@ _MODULES = {
     "ChunkedKVCache": "chunked",
     "EmptyCache": "errors",
     "IntegrityError": "errors",
+    "InvalidCountError": "errors",
     "InvalidGeometry": "errors",
     "InvalidLength": "errors",
     "InvalidScheme": "errors",
@@ -109,14 +118,17 @@ _MODULES = {
     "RotatingQuantizedKVCache": "rotating",
     "RotatingQuantizedRowBatch": "quantized_rows",
     "RotatingRowBatch": "ring_rows",
+    "RoundRefusedError": "errors",
     "RowBatch": "rows",
     "SlotView": "views",
     "SlotsExhausted": "errors",
     "UnsupportedCache": "errors",
     "attend": "attention",
     "batch_row_kv_bytes": "budget",
+    "cache_spec_of": "specs",
     "first_chunk_length": "scheme",
     "kv_bytes_at": "spec",
+    "make_prompt_cache": "prompt_cache",
     "slot_kv_bytes_at": "spec",
 }
 

@@ -11,22 +11,23 @@ from headrace_kvcache.packing import AffinePacking
 from headrace_kvcache.plain import KVCache
 from headrace_kvcache.rotating import RotatingKVCache
 from headrace_kvcache.spec import LayerSpec
+from headrace_kvcache.specs import layer_spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableSequence, Sequence
 
-    from headrace_kvcache.spec import Packing
+    from headrace_kvcache.spec import LayerKind, Packing
     from headrace_kvcache.stored import StoredCache
 
 
 def convert_layers(
-    caches: MutableSequence[object], packing_of: Callable[[int, LayerSpec], Packing | None], *, start: int
+    caches: MutableSequence[object], packing_of: Callable[[int, LayerKind], Packing | None], *, start: int
 ) -> int:
     """Convert caches in place, see `KVScheme.convert`.
 
     Args:
         caches: the caches by layer.
-        packing_of: the form of a layer by its index; None to leave it.
+        packing_of: the form of a layer by its index and kind; None to leave it.
         start: least number of positions that a cache must hold.
     """
     wanted = _wanted(caches, packing_of, start)
@@ -53,32 +54,24 @@ def converted(cache: object, packing: Packing) -> StoredCache:
     raise InvalidScheme(f"a {type(cache).__name__} cannot be stored as {packing.key}")
 
 
-def layer_spec_of(cache: object) -> LayerSpec | None:
-    """Return what a plain or rotating cache holds; None for another kind or one that holds nothing yet."""
-    if not isinstance(cache, KVCache | RotatingKVCache) or not isinstance(cache.keys, mx.array):
-        return None
-    values = cache.values
-    assert isinstance(values, mx.array)
-    is_ring = isinstance(cache, RotatingKVCache)
-    return LayerSpec(
-        kind="sliding" if is_ring else "full",
-        window=cache.max_size if is_ring else 0,
-        num_kv_heads=cache.keys.shape[1],
-        key_head_dim=cache.keys.shape[3],
-        value_head_dim=values.shape[3],
-    )
+def check_heads(packing: Packing, keys: mx.array, values: mx.array) -> None:
+    """Raise `InvalidScheme` unless `keys (B, H, T, D)` and `values (B, H, T, Dv)` can be stored in a form."""
+    layer = LayerSpec.full(num_kv_heads=keys.shape[1], key_head_dim=keys.shape[3], value_head_dim=values.shape[3])
+    reason = packing.misfit(layer)
+    if reason is not None:
+        raise InvalidScheme(f"a layer cannot be stored as {packing.key}: {reason}")
 
 
 def _wanted(
-    caches: Sequence[object], packing_of: Callable[[int, LayerSpec], Packing | None], start: int
+    caches: Sequence[object], packing_of: Callable[[int, LayerKind], Packing | None], start: int
 ) -> dict[int, Packing]:
     """Return which caches are to be converted to what, after checking that each can be."""
     wanted: dict[int, Packing] = {}
     for index, cache in enumerate(caches):
-        layer = layer_spec_of(cache)
-        if layer is None or not isinstance(cache, KVCache | RotatingKVCache) or cache.offset < max(start, 1):
+        if not isinstance(cache, KVCache | RotatingKVCache) or cache.offset < max(start, 1):
             continue
-        packing = packing_of(index, layer)
+        layer = layer_spec_of(cache)
+        packing = packing_of(index, layer.kind)
         if packing is None:
             continue
         reason = packing.misfit(layer)

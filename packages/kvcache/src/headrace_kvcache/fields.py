@@ -37,7 +37,8 @@ def joined(parts: Sequence[Fields]) -> Fields:
 
 def fresh(fields: Fields) -> Fields:
     """Return new array objects of the same bytes: a slice write changes an array object for all of its holders."""
-    return tuple(mx.array(field) for field in fields)
+    # Indexing shares the bytes until one side is written; mx.array(field) would copy them at once.
+    return tuple(field[...] for field in fields)
 
 
 def with_room(fields: Fields | None, added: Fields, *, used: int, end: int, capacity: int) -> Fields:

@@ -78,12 +78,17 @@ class RecurrentCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays held now."""
-        return sum(array.nbytes for array in self._arrays if array is not None)
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The arrays that are there, in their order."""
+        return [array for array in self._arrays if array is not None]
 
     @property
     def state(self) -> State:
         """Arrays in array objects of their own, lengths and offset."""
-        return [None if array is None else mx.array(array) for array in self._arrays], self.lengths, self.offset
+        return [None if array is None else array[...] for array in self._arrays], self.lengths, self.offset
 
     @state.setter
     def state(self, state: State) -> None:

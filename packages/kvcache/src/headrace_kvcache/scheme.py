@@ -13,7 +13,7 @@ from attrs import evolve, field, frozen
 
 from headrace_kvcache.errors import InvalidScheme
 from headrace_kvcache.packing import AFFINE_BITS, AffinePacking, TurboPacking
-from headrace_kvcache.spec import CacheSpec, ElementType, LayerSpec, Packing, check_num_tokens
+from headrace_kvcache.spec import CacheSpec, ElementType, LayerKind, Packing, check_num_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, MutableSequence, Sequence
@@ -196,7 +196,7 @@ class KVScheme:
             parts.append(self.packing.key)
         return "-".join([*parts, f"s{self.start}"] if self.kind == "uniform" else parts)
 
-    def packing_of(self, index: int, layer: LayerSpec) -> Packing | None:
+    def packing_of(self, index: int, kind: LayerKind) -> Packing | None:
         """Return the form of a layer's keys and values; None if it stays unquantized.
 
         A uniform or turbo scheme passes over layers that it does not concern: recurrent, chunked, shared and lists,
@@ -205,7 +205,7 @@ class KVScheme:
         if self.kind == "per-layer":
             return next((entry.packing for entry in self.entries if entry.layer == index), None)
         concerned = {"full"} if self.kind == "turbo" else {"full", "sliding", "latent"}
-        return self.packing if layer.kind in concerned else None
+        return self.packing if kind in concerned else None
 
     def check(self, spec: CacheSpec) -> None:
         """Check at start-up that every layer concerned can be stored like this.
@@ -219,7 +219,7 @@ class KVScheme:
                     f"layer {entry.layer} is named, but the model has layers 0 to {len(spec.layers) - 1}", entry.layer
                 )
         for index, layer in enumerate(spec.layers):
-            packing = self.packing_of(index, layer)
+            packing = self.packing_of(index, layer.kind)
             reason = None if packing is None else packing.misfit(layer)
             if reason is not None:
                 raise InvalidScheme(
@@ -237,7 +237,7 @@ class KVScheme:
             self.check(spec)
         except InvalidScheme:
             return False
-        concerned = [index for index, layer in enumerate(spec.layers) if self.packing_of(index, layer) is not None]
+        concerned = [index for index, layer in enumerate(spec.layers) if self.packing_of(index, layer.kind) is not None]
         return self.start == 0 and all(can_convert(index) for index in concerned)
 
     def bytes_at(self, spec: CacheSpec, num_tokens: int) -> int:
@@ -250,7 +250,7 @@ class KVScheme:
         is_converted = num_tokens >= self.start
         return sum(
             layer.bytes_at(
-                num_tokens, dtype=spec.dtype, packing=self.packing_of(index, layer) if is_converted else None
+                num_tokens, dtype=spec.dtype, packing=self.packing_of(index, layer.kind) if is_converted else None
             )
             for index, layer in enumerate(spec.layers)
         )

@@ -98,6 +98,11 @@ class LayerSpec:
             raise InvalidGeometry(f"members are {self.members!r}; a list has at least one, another kind has none")
 
     @classmethod
+    def full(cls, *, num_kv_heads: int, key_head_dim: int, value_head_dim: int) -> "LayerSpec":
+        """Describe attention to every position before: a `KVCache`."""
+        return cls(num_kv_heads=num_kv_heads, key_head_dim=key_head_dim, value_head_dim=value_head_dim)
+
+    @classmethod
     def sliding(cls, *, window: int, num_kv_heads: int, key_head_dim: int, value_head_dim: int) -> "LayerSpec":
         """Describe attention to the last `window` positions, kept ones included: a `RotatingKVCache`."""
         return cls(

@@ -9,7 +9,9 @@ import mlx.core as mx
 from headrace_kvcache.masks import Mask, tile_of_mask
 from headrace_kvcache.softmax import OnlineSoftmax
 
-_MAX_TILE = 1024
+# On CPU a quantized product copies the tile it reads; on a GPU many small tiles would cost many launches.
+_MAX_TILE_CPU = 512
+_MAX_TILE_GPU = 4096
 _MIN_TILE = 256
 _SCORES_PER_TILE = 1 << 22
 
@@ -76,5 +78,6 @@ def tiled_attention(
 
 
 def _tiles(num_rows: int, num_columns: int) -> list[range]:
-    size = max(_MIN_TILE, min(_MAX_TILE, _SCORES_PER_TILE // num_rows // _MIN_TILE * _MIN_TILE))
+    largest = _MAX_TILE_CPU if mx.default_device().type == mx.DeviceType.cpu else _MAX_TILE_GPU
+    size = max(_MIN_TILE, min(largest, _SCORES_PER_TILE // num_rows // _MIN_TILE * _MIN_TILE))
     return [range(start, min(start + size, num_columns)) for start in range(0, num_columns, size)]
