@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from headrace_kvcache.errors import RoundRefusedError as RoundRefusedError
     from headrace_kvcache.errors import SlotsExhausted as SlotsExhausted
     from headrace_kvcache.errors import UnsupportedCache as UnsupportedCache
+    from headrace_kvcache.model_rows import ModelRowBatch as ModelRowBatch
+    from headrace_kvcache.model_rows import make_row_batch as make_row_batch
     from headrace_kvcache.plain import KVCache as KVCache
     from headrace_kvcache.prompt_cache import make_prompt_cache as make_prompt_cache
     from headrace_kvcache.quantized import QuantizedKVCache as QuantizedKVCache
     from headrace_kvcache.quantized_rows import QuantizedRowBatch as QuantizedRowBatch
     from headrace_kvcache.quantized_rows import RotatingQuantizedRowBatch as RotatingQuantizedRowBatch
     from headrace_kvcache.recurrent import RecurrentCache as RecurrentCache
+    from headrace_kvcache.recurrent_rows import RecurrentRowBatch as RecurrentRowBatch
     from headrace_kvcache.ring_rows import RotatingRowBatch as RotatingRowBatch
     from headrace_kvcache.rotating import RotatingKVCache as RotatingKVCache
     from headrace_kvcache.rotating import RotatingQuantizedKVCache as RotatingQuantizedKVCache
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from headrace_kvcache.spec import kv_bytes_at as kv_bytes_at
     from headrace_kvcache.spec import slot_kv_bytes_at as slot_kv_bytes_at
     from headrace_kvcache.specs import cache_spec_of as cache_spec_of
+    from headrace_kvcache.turbo_cache import TurboQuantKVCache as TurboQuantKVCache
     from headrace_kvcache.views import SlotView as SlotView
 
 __all__ = [
@@ -67,10 +71,12 @@ __all__ = [
     "KVCacheError",
     "KVScheme",
     "LayerSpec",
+    "ModelRowBatch",
     "NotTrimmable",
     "QuantizedKVCache",
     "QuantizedRowBatch",
     "RecurrentCache",
+    "RecurrentRowBatch",
     "Reservation",
     "RotatingKVCache",
     "RotatingQuantizedKVCache",
@@ -80,6 +86,7 @@ __all__ = [
     "RowBatch",
     "SlotView",
     "SlotsExhausted",
+    "TurboQuantKVCache",
     "UnsupportedCache",
     "attend",
     "batch_row_kv_bytes",
@@ -87,6 +94,7 @@ __all__ = [
     "first_chunk_length",
     "kv_bytes_at",
     "make_prompt_cache",
+    "make_row_batch",
     "slot_kv_bytes_at",
 ]
 
@@ -109,10 +117,12 @@ _MODULES = {
     "KVCacheError": "errors",
     "KVScheme": "scheme",
     "LayerSpec": "spec",
+    "ModelRowBatch": "model_rows",
     "NotTrimmable": "errors",
     "QuantizedKVCache": "quantized",
     "QuantizedRowBatch": "quantized_rows",
     "RecurrentCache": "recurrent",
+    "RecurrentRowBatch": "recurrent_rows",
     "Reservation": "budget",
     "RotatingKVCache": "rotating",
     "RotatingQuantizedKVCache": "rotating",
@@ -122,6 +132,7 @@ _MODULES = {
     "RowBatch": "rows",
     "SlotView": "views",
     "SlotsExhausted": "errors",
+    "TurboQuantKVCache": "turbo_cache",
     "UnsupportedCache": "errors",
     "attend": "attention",
     "batch_row_kv_bytes": "budget",
@@ -129,6 +140,7 @@ _MODULES = {
     "first_chunk_length": "scheme",
     "kv_bytes_at": "spec",
     "make_prompt_cache": "prompt_cache",
+    "make_row_batch": "model_rows",
     "slot_kv_bytes_at": "spec",
 }
 

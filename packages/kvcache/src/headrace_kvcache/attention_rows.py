@@ -10,6 +10,7 @@ from headrace_kvcache.errors import InvalidGeometry, InvalidLength, RoundRefused
 from headrace_kvcache.placement import Placement
 from headrace_kvcache.rooms import Rooms
 from headrace_kvcache.rounds import RoundBooks, check_drafts
+from headrace_kvcache.single_rows import make_single, read_single
 from headrace_kvcache.slots import check_counts
 from headrace_kvcache.views import Group, SlotView, Step
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from headrace_kvcache.columns import Columns
     from headrace_kvcache.forms import Fields, StoredForm
+    from headrace_kvcache.single_rows import SingleCache
     from headrace_kvcache.slots import Room, Row
 
 
@@ -184,6 +186,12 @@ class AttentionRows:
             InvalidSlots: a slot holds no row, or the order is wrong.
             InvalidLength: a count below 1, or beyond what the last view of the row made room for.
         """
+        counts = self.check_advance(slots, num_tokens)
+        for row, count in zip(self._table.rows(slots), counts, strict=True):
+            row.end += count
+
+    def check_advance(self, slots: Sequence[int], num_tokens: int | Sequence[int]) -> tuple[int, ...]:
+        """Return the count of each row, or raise as `advance` would; nothing changes."""
         rows = self._table.rows(slots)
         if isinstance(num_tokens, int):
             counts = check_counts(len(rows), num_tokens, None)
@@ -194,8 +202,7 @@ class AttentionRows:
                 f"rows at {[row.end for row in rows]} cannot advance by {counts}: no view made room for that; "
                 f"call view() first"
             )
-        for row, count in zip(rows, counts, strict=True):
-            row.end += count
+        return counts
 
     # ---- rounds ------------------------------------------------------------------------------------------------
 
@@ -296,6 +303,44 @@ class AttentionRows:
         row.floor = 0 if self._columns.is_whole(end) else end
         self._rooms.fill(row, contents)
         return slot
+
+    def extract(self, slot: int) -> list[SingleCache]:
+        """Return single-row caches of a row, one per layer, in buffers of their own; the row stays.
+
+        Raises:
+            InvalidSlots: the slot holds no row.
+            EmptyCache: a layer holds nothing although the row has positions.
+        """
+        row = self._table.row(slot)
+        form = self._rooms.forms[row.room[0]]
+        layers = self._rooms.read(row) if row.end else (() for _ in self._rooms.layers)
+        return [make_single(form, self._columns, row.end, fields) for fields in layers]
+
+    def join_caches(self, caches: Sequence[object], *, num_tokens: int = 0) -> int:
+        """Seat a row that single-row caches hold, one per layer, copying its own bytes only; return its slot.
+
+        The caches stay as they are and share nothing with the batch.
+
+        Args:
+            caches: of this batch's kind, all with the same number of positions.
+            num_tokens: positions that the row is expected to reach.
+
+        Raises:
+            SlotsExhausted: every slot is taken.
+            UnsupportedCache: a cache of another kind.
+            InvalidGeometry: caches that do not fit this batch or each other.
+        """
+        rows = [read_single(cache) for cache in caches]
+        kinds = {(row.end, row.form.key, row.window, row.keep) for row in rows}
+        if len(kinds) != 1:
+            raise InvalidGeometry(f"caches of (positions, form, window, keep) {sorted(map(str, kinds))} are no row")
+        [(end, form_key, window, keep)] = kinds
+        if (window, keep) != self._columns.geometry:
+            raise InvalidGeometry(f"caches of (window, keep) {(window, keep)} do not fit {self._columns.geometry}")
+        if not end:
+            self._form_index(form_key)
+            return self.join(num_tokens=num_tokens)
+        return self.join_contents(end, [row.fields for row in rows], num_tokens=num_tokens, form_key=form_key)
 
     def _form_index(self, key: str | None) -> int:
         keys = [form.key for form in self._rooms.forms]

@@ -21,6 +21,11 @@ class Columns(Protocol):
         """The most columns that a row ever needs; None without end."""
         ...
 
+    @property
+    def geometry(self) -> tuple[int | None, int]:
+        """Positions that a query sees, None for all, and first positions that are never overwritten."""
+        ...
+
     def fits_in_place(self, start: int, num_tokens: int) -> bool:
         """Return whether writing the positions [start, start + num_tokens) spares all that their queries see."""
         ...
@@ -70,6 +75,11 @@ class LinearColumns:
     def limit(self) -> int | None:
         """None: a row may grow without end."""
         return None
+
+    @property
+    def geometry(self) -> tuple[int | None, int]:
+        """Every position is seen."""
+        return None, 0
 
     def fits_in_place(self, start: int, num_tokens: int) -> bool:
         """Return True: nothing is overwritten."""
@@ -154,6 +164,11 @@ class RingColumns:
     def limit(self) -> int | None:
         """The columns of the whole ring."""
         return self.capacity
+
+    @property
+    def geometry(self) -> tuple[int | None, int]:
+        """The window and the kept positions."""
+        return self.window, self.keep
 
     def fits_in_place(self, start: int, num_tokens: int) -> bool:
         """Return whether the positions fit the slack or lie before the wrap."""

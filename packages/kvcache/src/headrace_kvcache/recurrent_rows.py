@@ -1,0 +1,380 @@
+"""Slots of recurrent layers: a fixed number of arrays per row, replaced as a whole when a step is kept."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, TypeAlias
+
+import mlx.core as mx
+
+from headrace_kvcache.capacity import power_of_two_at_least
+from headrace_kvcache.errors import (
+    InvalidGeometry,
+    InvalidLength,
+    RoundRefusedError,
+    UnsupportedCache,
+)
+from headrace_kvcache.recurrent import RecurrentCache
+from headrace_kvcache.recurrent_views import Arrays, Picked, RecurrentStep, RecurrentView
+from headrace_kvcache.rounds import RoundBooks, check_drafts
+from headrace_kvcache.slots import SlotTable, check_counts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace_kvcache.slots import Row
+
+# One room: a recurrent row has one size only.
+_ROOM = (0, 0)
+Buffers: TypeAlias = "list[mx.array | None]"
+# Views never know their list: a cycle would keep a step's arrays until the next garbage collection.
+Viewed: TypeAlias = "tuple[RecurrentStep, list[RecurrentView]]"
+
+
+class RecurrentRowBatch:
+    """Slots of all recurrent layers of a model; `RowBatch` in every call.
+
+    Per layer and array one buffer `(S, ...)`, S doubling up to `max_rows`, no time axis. A view reads a row's arrays
+    as of the last kept step, zeros for a new row; what the layers store reaches the slots in `advance`, so that a step
+    that fails or is not advanced changes nothing.
+
+    A row cannot forget positions, except in a round: a layer that tells its view how to `replay` a step lets
+    `spec_round_rollback` go back to where the round began and sum up again what is kept.
+
+    Args:
+        num_layers: number of recurrent layers.
+        max_rows: most rows at once.
+        size: arrays per layer: usually the tail of a convolution, then a float32 state.
+
+    Raises:
+        InvalidGeometry: a count that is not an integer of at least 1.
+    """
+
+    def __init__(self, num_layers: int, *, max_rows: int, size: int = 2) -> None:
+        for name, count in (("num_layers", num_layers), ("size", size)):
+            if type(count) is not int or count < 1:
+                raise InvalidGeometry(f"{name} is {count!r}; it must be an integer of at least 1")
+        self._table = SlotTable(max_rows)
+        self._layers: list[Buffers] = [[None] * size for _ in range(num_layers)]
+        self._size = size
+        self._viewed: Viewed | None = None
+        self._round = RoundBooks()
+        self._round_arrays: list[Arrays] = []
+        self._round_steps: list[Viewed] = []
+
+    @property
+    def num_layers(self) -> int:
+        """The recurrent layers."""
+        return len(self._layers)
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows that the batch holds at once."""
+        return self._table.max_rows
+
+    @property
+    def joined(self) -> tuple[int, ...]:
+        """The slots that hold a row, ascending."""
+        return self._table.joined
+
+    # ---- rows --------------------------------------------------------------------------------------------------
+
+    def join(self, *, num_tokens: int = 0) -> int:
+        """Seat a new, empty row in the lowest free slot and return the slot; `num_tokens` costs nothing here.
+
+        Raises:
+            SlotsExhausted: every slot is taken.
+            InvalidLength: a negative number, or not an integer.
+        """
+        if type(num_tokens) is not int or num_tokens < 0:
+            raise InvalidLength(f"num_tokens is {num_tokens!r}; it must be an integer of at least 0")
+        return self._table.join(_ROOM)
+
+    def leave(self, slot: int) -> None:
+        """Free a row's slot; the last row to leave releases all buffers.
+
+        Raises:
+            InvalidSlots: the slot holds no row.
+        """
+        self._table.leave(slot)
+        self._round.forget(slot)
+        self._viewed = None
+        if not self._table.joined:
+            self._layers = [[None] * self._size for _ in self._layers]
+
+    def end(self, slot: int) -> int:
+        """Return the number of positions that a row sums up.
+
+        Raises:
+            InvalidSlots: the slot holds no row.
+        """
+        return self._table.end(slot)
+
+    def capacity(self, slot: int) -> int:
+        """Return 0: a recurrent row has no positions to charge, its bytes are the same at any length.
+
+        Raises:
+            InvalidSlots: the slot holds no row.
+        """
+        self._table.row(slot)
+        return 0
+
+    def least_end(self, slot: int) -> int:
+        """Return the row's end: a sum cannot forget its last terms.
+
+        Raises:
+            InvalidSlots: the slot holds no row.
+        """
+        return self._table.end(slot)
+
+    def set_end(self, slot: int, num_tokens: int) -> None:
+        """Accept the row's own end only.
+
+        Raises:
+            InvalidSlots: the slot holds no row.
+            InvalidLength: any other number.
+        """
+        self._table.set_end(slot, num_tokens, least=self._table.end(slot))
+
+    # ---- steps -------------------------------------------------------------------------------------------------
+
+    def view(
+        self, slots: Sequence[int], num_tokens: int, *, lengths: Sequence[int] | None = None
+    ) -> list[RecurrentView]:
+        """Return one cache per layer for a step that sums up `num_tokens` positions of each of some rows.
+
+        Args:
+            slots: slots of joined rows, strictly ascending.
+            num_tokens: T, positions that the forward's input has per row.
+            lengths: per row, how many of the T positions are real; None if all are.
+
+        Raises:
+            InvalidSlots: a slot holds no row, or the order is wrong.
+            InvalidLength: `num_tokens` or a length is out of range.
+        """
+        rows = self._table.rows(slots)
+        counts = check_counts(len(rows), num_tokens, lengths)
+        picked = Picked([row.seat for row in rows], [row.end == 0 for row in rows])
+        step = RecurrentStep(tuple(slots), picked, counts, starts=[row.end for row in rows], is_padded=bool(lengths))
+        views = [RecurrentView(step, buffers) for buffers in self._layers]
+        self._viewed = step, views
+        return list(views)
+
+    def advance(self, slots: Sequence[int], num_tokens: int | Sequence[int]) -> None:
+        """Keep what the last step stored: call it once the forward is built.
+
+        Args:
+            slots: the slots that the view was made for.
+            num_tokens: positions to keep: the view's T, or its lengths.
+
+        Raises:
+            InvalidSlots: a slot holds no row, or the last view was not of these slots.
+            InvalidLength: other counts than the view's: a sum cannot leave out its last terms.
+        """
+        step, views = self._check_viewed(slots, num_tokens)
+        num_seats = min(power_of_two_at_least(self._table.num_seats(_ROOM)), self.max_rows)
+        for buffers, view in zip(self._layers, views, strict=True):
+            for index, array in view.stored.items():
+                buffers[index] = step.picked.put(buffers[index], array, num_seats)
+        for row, count in zip(self._table.rows(slots), step.counts, strict=True):
+            row.end += count
+        if set(slots) & set(self._round.slots):
+            self._round_steps.append((step, views))
+        self._viewed = None
+
+    def check_advance(self, slots: Sequence[int], num_tokens: int | Sequence[int]) -> tuple[int, ...]:
+        """Return the count of each row, or raise as `advance` would; nothing changes."""
+        return self._check_viewed(slots, num_tokens)[0].counts
+
+    def _check_viewed(self, slots: Sequence[int], num_tokens: int | Sequence[int]) -> Viewed:
+        rows = self._table.rows(slots)
+        counts = (num_tokens,) * len(rows) if isinstance(num_tokens, int) else tuple(num_tokens)
+        if self._viewed is None:
+            raise InvalidLength(f"slots {tuple(slots)} cannot advance by {counts}: call view() first")
+        step, views = self._viewed
+        if step.slots != tuple(slots) or counts != step.counts:
+            raise InvalidLength(
+                f"slots {tuple(slots)} cannot advance by {counts}: the last view was of {step.slots} and {step.counts}"
+            )
+        return step, views
+
+    # ---- rounds ------------------------------------------------------------------------------------------------
+
+    def spec_round_fits(self, drafts: int, *, slots: Sequence[int] | None = None) -> bool:
+        """Return True: a round needs no room here, only layers that tell how to replay a step.
+
+        Raises:
+            InvalidCountError: `drafts` is not an integer of at least 0.
+            InvalidSlots: a slot holds no row.
+        """
+        check_drafts(drafts)
+        for slot in slots or ():
+            self._table.row(slot)
+        return True
+
+    def spec_round_begin(self, *, slots: Sequence[int] | None = None) -> None:
+        """Open a round of some rows, of all joined ones by default, and keep a copy of their arrays.
+
+        Raises:
+            RoundRefusedError: a round is open.
+            InvalidSlots: a slot holds no row, or the order is wrong.
+        """
+        chosen = self.joined if slots is None else slots
+        rows = self._table.rows(chosen)
+        self._round.begin({slot: row.end for slot, row in zip(chosen, rows, strict=True)})
+        self._round_arrays = [self._copied(buffers, rows) for buffers in self._layers]
+        self._round_steps = []
+
+    def spec_round_commit(self) -> None:
+        """Keep everything since `spec_round_begin`.
+
+        Raises:
+            RoundRefusedError: no round is open.
+        """
+        self._round.close()
+        self._round_arrays, self._round_steps = [], []
+
+    def spec_round_rollback(self, keep: int | Sequence[int]) -> None:
+        """Keep the first `keep` positions of each row that were summed up since `spec_round_begin`.
+
+        Args:
+            keep: pending and accepted positions, for all rows or one count per row of the round.
+
+        Raises:
+            RoundRefusedError: no round is open, rows stepped outside it, or a layer did not tell how to replay.
+            InvalidCountError: a count that is not from 0 to what the row summed up.
+        """
+        targets = self.rollback_ends(keep)
+        picked = Picked([self._table.row(slot).seat for slot in targets], [False] * len(targets))
+        num_seats = min(power_of_two_at_least(self._table.num_seats(_ROOM)), self.max_rows)
+        for index, buffers in enumerate(self._layers):
+            arrays = self._replayed(index, self._round_arrays[index], targets)
+            for number, array in enumerate(arrays):
+                if array is not None:
+                    buffers[number] = picked.put(buffers[number], array, num_seats)
+        for slot, end in targets.items():
+            row = self._table.row(slot)
+            row.end = row.granted = end
+        self.spec_round_commit()
+
+    def rollback_ends(self, keep: int | Sequence[int]) -> dict[int, int]:
+        """Return the ends that `spec_round_rollback(keep)` would leave, or raise as it would; nothing changes."""
+        targets = self._round.targets(keep, {slot: self._table.end(slot) for slot in self._round.slots})
+        if all(end == self._table.end(slot) for slot, end in targets.items()):
+            return targets
+        for step, views in self._round_steps:
+            if step.slots != tuple(targets):
+                raise RoundRefusedError(f"a step of slots {step.slots} was taken in a round of {tuple(targets)}")
+            if any(view.replay is None for view in views):
+                raise RoundRefusedError("a recurrent layer did not tell its view how to replay the step")
+        return targets
+
+    def _replayed(self, index: int, arrays: Arrays, targets: dict[int, int]) -> Arrays:
+        remaining = [targets[slot] - start for slot, start in self._round.started().items()]
+        for step, views in self._round_steps:
+            kept = [min(count, left) for count, left in zip(step.counts, remaining, strict=True)]
+            remaining = [left - count for left, count in zip(remaining, kept, strict=True)]
+            replay = views[index].replay
+            if any(kept) and replay is not None:
+                arrays = replay(arrays, mx.array(kept, mx.int32))
+        return arrays
+
+    # ---- contents ----------------------------------------------------------------------------------------------
+
+    def extract(self, slot: int) -> list[RecurrentCache]:
+        """Return single-row caches of a row, one per layer, with arrays of their own; the row stays.
+
+        Raises:
+            InvalidSlots: the slot holds no row.
+        """
+        row = self._table.row(slot)
+        caches = [RecurrentCache(self._size) for _ in self._layers]
+        if row.end:
+            for cache, buffers in zip(caches, self._layers, strict=True):
+                cache.state = (self._copied(buffers, [row]), None, row.end)
+        return caches
+
+    def join_caches(self, caches: Sequence[object], *, num_tokens: int = 0) -> int:
+        """Seat a row that single-row caches hold, one per layer, copying its own bytes only; return its slot.
+
+        Raises:
+            SlotsExhausted: every slot is taken.
+            UnsupportedCache: a cache of another kind.
+            InvalidGeometry: caches that do not fit this batch or each other.
+        """
+        states: list[tuple[Arrays, int]] = []
+        for cache in caches:
+            if not isinstance(cache, RecurrentCache):
+                raise UnsupportedCache(f"a {type(cache).__name__} cannot share slots of recurrent states")
+            arrays, _, offset = cache.state
+            states.append((arrays, offset))
+        self._check_states(states)
+        slot = self.join(num_tokens=num_tokens)
+        row = self._table.row(slot)
+        picked = Picked([row.seat], [False])
+        num_seats = min(power_of_two_at_least(self._table.num_seats(_ROOM)), self.max_rows)
+        row.end = row.written = row.granted = states[0][1]
+        for buffers, (arrays, _) in zip(self._layers, states, strict=True):
+            for index, array in enumerate(arrays):
+                if array is not None:
+                    buffers[index] = picked.put(buffers[index], array, num_seats)
+        return slot
+
+    def convert(self, slot: int) -> None:
+        """Do nothing: a recurrent state is never quantized.
+
+        Raises:
+            InvalidSlots: the slot holds no row.
+        """
+        self._table.row(slot)
+
+    def is_converted(self, slot: int) -> bool:
+        """Return True: a recurrent state is in the form that it keeps.
+
+        Raises:
+            InvalidSlots: the slot holds no row.
+        """
+        self._table.row(slot)
+        return True
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All buffers, for inspection and for `mx.eval`; do not keep the list."""
+        return [array for buffers in self._layers for array in buffers if array is not None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers allocated now."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def check_integrity(self) -> None:
+        """Check slots, seats and free lists.
+
+        Raises:
+            IntegrityError: they disagree.
+        """
+        self._table.check_integrity()
+
+    def _copied(self, buffers: Buffers, rows: Sequence[Row]) -> Arrays:
+        picked = Picked([row.seat for row in rows], [row.end == 0 for row in rows])
+        copies = [None if buffer is None else mx.contiguous(picked.take(buffer)) for buffer in buffers]
+        mx.eval([array for array in copies if array is not None])
+        return copies
+
+    def _check_states(self, states: Sequence[tuple[Arrays, int]]) -> None:
+        ends = {end for _, end in states}
+        if len(states) != len(self._layers) or len(ends) != 1 or any(len(each) != self._size for each, _ in states):
+            raise InvalidGeometry(
+                f"{len(states)} caches at {sorted(ends)} are no row of {len(self._layers)} layers, {self._size} arrays "
+                f"each"
+            )
+        pairs = itertools.chain.from_iterable(
+            zip(buffers, arrays, strict=True) for buffers, (arrays, _) in zip(self._layers, states, strict=True)
+        )
+        for buffer, array in pairs:
+            if array is not None and (
+                array.shape[0] != 1
+                or (buffer is not None and (array.shape[1:], array.dtype) != (buffer.shape[1:], buffer.dtype))
+            ):
+                held = None if buffer is None else (buffer.shape, buffer.dtype)
+                raise InvalidGeometry(f"an array {array.shape} {array.dtype} does not fit slots of {held}")

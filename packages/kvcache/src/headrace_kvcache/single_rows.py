@@ -1,0 +1,113 @@
+"""Between a row of a batch and the single-row caches that mlx-lm knows: copies, in both directions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import mlx.core as mx
+from attrs import frozen
+
+from headrace_kvcache.columns import LinearColumns, RingColumns
+from headrace_kvcache.errors import UnsupportedCache
+from headrace_kvcache.fields import joined, part, slabs, with_room, write
+from headrace_kvcache.forms import AffineForm, PlainForm
+from headrace_kvcache.plain import KVCache
+from headrace_kvcache.quantized import QuantizedKVCache
+from headrace_kvcache.ring import Ring
+from headrace_kvcache.rotating import RotatingKVCache, RotatingQuantizedKVCache
+
+if TYPE_CHECKING:
+    from headrace_kvcache.columns import Columns
+    from headrace_kvcache.forms import Fields, StoredForm
+
+SingleCache: TypeAlias = "KVCache | QuantizedKVCache | RotatingKVCache | RotatingQuantizedKVCache"
+_SINGLE = (KVCache, QuantizedKVCache, RotatingKVCache, RotatingQuantizedKVCache)
+
+
+@frozen(kw_only=True)
+class SingleRow:
+    """What a single-row cache holds.
+
+    Attributes:
+        end: positions appended.
+        form: how they are stored.
+        window: positions that a query sees, None for all.
+        keep: first positions that are never overwritten.
+        fields: `(1, H, n, ...)` in the order of positions; none if nothing is held.
+    """
+
+    end: int
+    form: StoredForm
+    window: int | None
+    keep: int
+    fields: Fields
+
+
+def read_single(cache: object) -> SingleRow:
+    """Return what a single-row cache holds, in views that must be dropped before its next append.
+
+    Raises:
+        UnsupportedCache: a cache of another kind.
+    """
+    if not isinstance(cache, _SINGLE):
+        raise UnsupportedCache(
+            f"a {type(cache).__name__} cannot share slots of keys and values; it must be one of "
+            f"{', '.join(kind.__name__ for kind in _SINGLE)}"
+        )
+    keys, values, end, *numbers = cache.state
+    fields = () if keys is None or values is None or not end else (*_as_fields(keys), *_as_fields(values))
+    if isinstance(cache, KVCache | QuantizedKVCache):
+        return SingleRow(end=end, form=cache.form, window=None, keep=0, fields=part(fields, 0, end) if fields else ())
+    keep, max_size, head = numbers[:3]
+    if fields:
+        ring = Ring(max_size, keep, end, head, end if head == end else fields[0].shape[2])
+        fields = joined([part(fields, low, high) for low, high in ring.pieces(max_size)])
+    return SingleRow(end=end, form=cache.form, window=max_size, keep=keep, fields=fields)
+
+
+def make_single(form: StoredForm, columns: Columns, end: int, fields: Fields) -> SingleCache:
+    """Return a single-row cache of a row's contents, in buffers of its own, computed at once.
+
+    Args:
+        form: how the row is stored.
+        columns: the batch's layout.
+        end: positions that the row holds.
+        fields: contents, in the order of positions; none for an empty row.
+
+    Raises:
+        UnsupportedCache: a form or layout without a single-row twin.
+    """
+    keys, values = _sides(form, columns, end, fields)
+    if isinstance(columns, LinearColumns):
+        if isinstance(form, AffineForm):
+            return QuantizedKVCache.from_state((keys, values, end, form.group_size, form.bits))
+        if isinstance(form, PlainForm):
+            return KVCache.from_state((keys, values, end))
+    if isinstance(columns, RingColumns):
+        head = min(end, columns.window)
+        ring = (end, columns.keep, columns.window, head)
+        if isinstance(form, AffineForm):
+            return RotatingQuantizedKVCache.from_state((keys, values, *ring, form.group_size, form.bits))
+        if isinstance(form, PlainForm):
+            return RotatingKVCache.from_state((keys, values, *ring))
+    raise UnsupportedCache(f"rows of {form.key} in {type(columns).__name__} have no single-row cache")
+
+
+Side: TypeAlias = "mx.array | tuple[mx.array, ...] | None"
+
+
+def _sides(form: StoredForm, columns: Columns, end: int, fields: Fields) -> tuple[Side, Side]:
+    if not fields:
+        return None, None
+    held = fields[0].shape[2]
+    # The bytes that the single cache has at rest: whole slabs, a ring at most its window.
+    capacity = min(slabs(end), columns.window) if isinstance(columns, RingColumns) else slabs(end)
+    roomy = with_room(None, fields, used=0, end=held, capacity=capacity)
+    write(roomy, fields, 0)
+    mx.eval(roomy)
+    keys, values = roomy[: form.num_key_fields], roomy[form.num_key_fields :]
+    return (keys[0] if len(keys) == 1 else keys), (values[0] if len(values) == 1 else values)
+
+
+def _as_fields(side: mx.array | tuple[mx.array, ...]) -> Fields:
+    return (side,) if isinstance(side, mx.array) else tuple(side)
