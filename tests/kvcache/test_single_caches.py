@@ -20,17 +20,19 @@ from headrace_kvcache import (
     RecurrentCache,
     RotatingKVCache,
     RotatingQuantizedKVCache,
+    TurboQuantKVCache,
     UnsupportedCache,
     attend,
 )
 
-HEADS, KV_HEADS, SIZE = 4, 2, 32
+HEADS, KV_HEADS, SIZE = 4, 2, 64
 DTYPES = [mx.float32, mx.bfloat16, mx.float16]
 TOLERANCE = {mx.float32: 2e-5, mx.bfloat16: 6e-2, mx.float16: 1e-2}
 
 KINDS = {
     "plain": KVCache,
     "quantized": lambda: QuantizedKVCache(bits=4, group_size=32),
+    "turbo": lambda: TurboQuantKVCache(key_bits=4, value_bits=3),
     "ring": lambda: RotatingKVCache(24),
     "ring with sinks": lambda: RotatingKVCache(24, 5),
     "quantized ring": lambda: RotatingQuantizedKVCache(24, bits=8, group_size=32),

@@ -11,6 +11,7 @@ from headrace_kvcache.quantized import QuantizedKVCache
 from headrace_kvcache.recurrent import RecurrentCache
 from headrace_kvcache.rotating import RotatingKVCache, RotatingQuantizedKVCache
 from headrace_kvcache.stored import check_count
+from headrace_kvcache.turbo_cache import TurboQuantKVCache
 
 State: TypeAlias = "list[tuple[object, str]]"
 
@@ -105,6 +106,7 @@ _MAKERS = {
     "RecurrentCache": RecurrentCache.from_state,
     "RotatingKVCache": RotatingKVCache.from_state,
     "RotatingQuantizedKVCache": RotatingQuantizedKVCache.from_state,
+    "TurboQuantKVCache": TurboQuantKVCache.from_state,
 }
 
 

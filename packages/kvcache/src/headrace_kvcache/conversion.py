@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from headrace_kvcache.errors import InvalidGeometry, InvalidScheme
-from headrace_kvcache.packing import AffinePacking
+from headrace_kvcache.packing import AffinePacking, TurboPacking
 from headrace_kvcache.plain import KVCache
 from headrace_kvcache.rotating import RotatingKVCache
 from headrace_kvcache.spec import LayerSpec
 from headrace_kvcache.specs import layer_spec_of
+from headrace_kvcache.turbo_cache import TurboQuantKVCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableSequence, Sequence
@@ -46,11 +47,15 @@ def converted(cache: object, packing: Packing) -> StoredCache:
     Raises:
         InvalidScheme: the cache or its head sizes do not fit the form.
     """
-    if isinstance(packing, AffinePacking) and isinstance(cache, KVCache | RotatingKVCache):
-        try:
+    try:
+        if isinstance(packing, AffinePacking) and isinstance(cache, KVCache | RotatingKVCache):
             return cache.to_quantized(bits=packing.bits, group_size=packing.group_size)
-        except InvalidGeometry as error:
-            raise InvalidScheme(str(error)) from error
+        if isinstance(packing, TurboPacking) and isinstance(cache, KVCache):
+            keys, values = cache.slab_arrays()
+            bits = {"key_bits": packing.key_bits, "value_bits": packing.value_bits}
+            return TurboQuantKVCache.from_arrays(keys, values, cache.offset, **bits)
+    except InvalidGeometry as error:
+        raise InvalidScheme(str(error)) from error
     raise InvalidScheme(f"a {type(cache).__name__} cannot be stored as {packing.key}")
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self, TypeAlias
 
+from headrace_kvcache.errors import EmptyCache
 from headrace_kvcache.fields import part, slabs
 from headrace_kvcache.forms import PlainForm
 from headrace_kvcache.linear import LinearCache
 from headrace_kvcache.quantized import QuantizedKVCache
 
 if TYPE_CHECKING:
+    import mlx.core as mx
+
     from headrace_kvcache.stored import Side
 
 State: TypeAlias = "tuple[Side, Side, int]"
@@ -33,11 +36,22 @@ class KVCache(LinearCache):
         """
         quantized = QuantizedKVCache(bits=bits, group_size=group_size)
         if self._fields is not None and self.offset:
-            keys, values = part(self._fields, 0, slabs(self.offset))
+            keys, values = self.slab_arrays()
             quantized.form.check(keys, values)
             encoded, count = quantized.form.encode(keys, values), quantized.form.num_key_fields
             quantized.state = (encoded[:count], encoded[count:], self.offset, group_size, bits)
         return quantized
+
+    def slab_arrays(self) -> tuple[mx.array, mx.array]:
+        """Return views of the slabs that hold positions, `(B, H, ceil(offset / 256) * 256, D)` and `(..., Dv)`.
+
+        Raises:
+            EmptyCache: nothing was appended yet.
+        """
+        if self._fields is None:
+            raise EmptyCache("the cache holds nothing yet; append keys and values first")
+        keys, values = part(self._fields, 0, slabs(self.offset))
+        return keys, values
 
     @property
     def state(self) -> State:

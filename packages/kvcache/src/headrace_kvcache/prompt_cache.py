@@ -12,6 +12,7 @@ from headrace_kvcache.plain import KVCache
 from headrace_kvcache.quantized import QuantizedKVCache
 from headrace_kvcache.recurrent import RecurrentCache
 from headrace_kvcache.rotating import RotatingKVCache, RotatingQuantizedKVCache
+from headrace_kvcache.turbo_cache import TurboQuantKVCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ _OWN = (
     RecurrentCache,
     RotatingKVCache,
     RotatingQuantizedKVCache,
+    TurboQuantKVCache,
 )
 
 
