@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import frozen
-
-from headrace_sampling.chain import SamplingChain
+from headrace_sampling.chain import SampledStep, SamplingChain
 from headrace_sampling.errors import BatchMismatch
 from headrace_sampling.seeds import step_key
 
@@ -18,33 +16,25 @@ if TYPE_CHECKING:
     from headrace_sampling.sampler import RowSampling
 
 
-@frozen(kw_only=True)
-class SampledStep:
-    """What one step picked.
-
-    Attributes:
-        tokens: `(B,) int32`, lazy.
-        logprobs: log-probabilities of rows that capture them; None while no row does.
-    """
-
-    tokens: mx.array
-    logprobs: None = None
-
-
 class BatchSampler:
     """Samples all rows of a step at once, each exactly as it would be sampled alone.
 
     The parameters are laid out once per membership: as long as the rows and their order stay the same, a step
     builds one small array of keys and the graph, nothing else. Not thread-safe.
+
+    Args:
+        may_read: whether a step may read from the device which rows with top-p alone need their vocabulary sorted.
+            If not, sampling is always lazy and all of them are sorted. None allows it on the CPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_read: bool | None = None) -> None:
+        self._may_read = may_read
         self._rows: tuple[RowSampling, ...] = ()
         self._vocab_size = -1
         self._chain: SamplingChain | None = None
 
     def sample(self, logits: mx.array, row_samplers: Sequence[RowSampling]) -> SampledStep:
-        """Pick one token per row, lazily, and advance every row's step.
+        """Pick one token per row and advance every row's step.
 
         Args:
             logits: `(B, V)` floating point.
@@ -61,10 +51,11 @@ class BatchSampler:
             raise BatchMismatch(num_rows, len(rows))
         # Tuples compare members by identity first, and RowSampling has no other equality.
         if chain is None or rows != self._rows or vocab_size != self._vocab_size:
-            chain = SamplingChain([row.sampler.params for row in rows], vocab_size)
+            chain = SamplingChain([row.sampler.setup for row in rows], vocab_size, may_read=self._may_read)
             self._rows, self._vocab_size, self._chain = rows, vocab_size, chain
-        keys = [step_key(rows[index].sampler.seed, rows[index].step) for index in chain.drawing_rows]
-        tokens = chain.pick(logits, keys)
-        for row in rows:
-            row.step += 1
-        return SampledStep(tokens=tokens)
+        steps = [row.step for row in rows]
+        keys = [step_key(row.sampler.seed, step) for row, step in zip(rows, steps, strict=True)]
+        sampled = chain.pick(logits, keys, steps)
+        for place, row in enumerate(rows):
+            row.advance(sampled.logprobs, place)
+        return sampled

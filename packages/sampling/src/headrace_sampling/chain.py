@@ -2,144 +2,145 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
+from attrs import frozen
 
-from headrace_sampling.errors import InvalidSamplingParams
-from headrace_sampling.filters import keep_min_p, keep_top_k, keep_top_p
+from headrace_sampling.draws import CurveDraw, PlainDraw
+from headrace_sampling.layout import sigma_filter, uses_top_p, uses_typical
+from headrace_sampling.logprobs import StepLogprobs
+from headrace_sampling.processors import Processors
+from headrace_sampling.ranked import RankedDraw, is_bounded
+from headrace_sampling.setup import check_vocabulary
 
 if TYPE_CHECKING:
     from headrace_sampling.params import SamplingParams
-
-# Below this every score but the best underflows anyway, and the division stays finite in float32.
-_MIN_TEMPERATURE = 1e-30
-
-Filter = Callable[[mx.array], mx.array]
+    from headrace_sampling.setup import RowSetup
 
 
-def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
-    """Raise `InvalidSamplingParams` for a logit bias outside the vocabulary."""
-    if params.logit_bias and params.logit_bias[-1][0] >= vocab_size:
-        token_id = params.logit_bias[-1][0]
-        raise InvalidSamplingParams("logit_bias", token_id, f"keyed by token ids from 0 to {vocab_size - 1}")
+@frozen(kw_only=True)
+class SampledStep:
+    """What one step picked.
+
+    Attributes:
+        tokens: `(B,) int32`.
+        logprobs: those of rows that capture them; None if no row does.
+    """
+
+    tokens: mx.array
+    logprobs: StepLogprobs | None = None
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        """What to evaluate together, so that reading tokens and log-probabilities waits once."""
+        return (self.tokens,) if self.logprobs is None else (self.tokens, *self.logprobs.arrays)
+
+
+Draw = Callable[[mx.array, Sequence[int]], mx.array]
+
+_LARGEST = 3.0e38
 
 
 class SamplingChain:
-    """Picks one token per row. Every row gets the token that it would get alone, bit for bit.
+    """Picks one token per row: processors, grammar mask, log-probabilities, sampling, history, in this order.
 
-    A filter runs only on the rows that use it; rows that use none of it cost nothing, and a batch of greedy rows
-    is a single argmax.
+    Every row gets the token that it would get alone, bit for bit. What a row does not use costs it nothing, and a
+    batch of greedy rows is a single argmax.
 
     Args:
-        params: one entry per row.
+        setups: one entry per row.
         vocab_size: V.
+        may_read: whether a step may read from the device which rows need their vocabulary sorted; None allows it on
+            the CPU, where sorting is slow and a read is cheap.
 
     Raises:
         InvalidSamplingParams: a logit bias outside the vocabulary.
     """
 
-    def __init__(self, params: Sequence[SamplingParams], vocab_size: int) -> None:
+    def __init__(self, setups: Sequence[RowSetup], vocab_size: int, *, may_read: bool | None = None) -> None:
+        params = [setup.params for setup in setups]
         for entry in params:
             check_vocabulary(entry, vocab_size)
-        drawing = [row for row, entry in enumerate(params) if not entry.is_greedy]
-        self.drawing_rows = tuple(drawing)
-        self._bias = _bias(params)
-        self._drawing_ids = None if len(drawing) == len(params) else mx.array(drawing, mx.int32)
-        drawn = [params[row] for row in drawing]
-        self._filters = _filters(drawn, vocab_size)
-        temperatures = [[max(entry.temperature, _MIN_TEMPERATURE)] for entry in drawn]
-        self._temperatures = mx.array(temperatures, mx.float32)
+        if may_read is None:
+            may_read = mx.default_device() == mx.Device(mx.cpu)
+        self._processors = Processors(setups, vocab_size)
+        self._logprobs = {row: entry.logprobs for row, entry in enumerate(params) if entry.logprobs is not None}
+        self._groups = _groups(setups, vocab_size, may_read=may_read)
+        self._order = _order(self._groups, len(params))
 
-    def pick(self, logits: mx.array, keys: Sequence[int]) -> mx.array:
-        """Pick the tokens of one step, lazily.
+    def pick(self, logits: mx.array, keys: Sequence[int], steps: Sequence[int]) -> SampledStep:
+        """Pick the tokens of one step, lazily but for what `may_read` allows, and record them in the histories.
 
         Args:
             logits: `(B, V)` floating point.
-            keys: one 64-bit key per drawing row, in the order of `drawing_rows`.
-
-        Returns:
-            `(B,) int32`.
+            keys: one 64-bit key per row; those of greedy rows are not used.
+            steps: each row's own step.
         """
-        if self._bias is not None:
-            rows, token_ids, values = self._bias
-            logits = logits.astype(mx.float32).at[rows, token_ids].add(values)
-        if not self.drawing_rows:
-            return mx.argmax(logits, axis=-1).astype(mx.int32)
-        if self._drawing_ids is None:
-            return self._draw(logits, keys)
-        greedy = mx.argmax(logits, axis=-1).astype(mx.int32)
-        greedy[self._drawing_ids] = self._draw(logits[self._drawing_ids], keys)
-        return greedy
+        logits = self._processors.apply(logits, steps)
+        parts = [group(logits, keys) for group in self._groups]
+        tokens = parts[0] if self._order is None else mx.concatenate(parts)[self._order]
+        self._processors.record(tokens)
+        logprobs = StepLogprobs.of(logits, tokens, self._logprobs) if self._logprobs else None
+        return SampledStep(tokens=tokens, logprobs=logprobs)
 
-    def _draw(self, logits: mx.array, keys: Sequence[int]) -> mx.array:
-        scores = logits.astype(mx.float32)
-        best = mx.max(scores, axis=-1, keepdims=True)
-        # Equality first, so that infinite logits give 0 and not NaN.
-        scores = mx.where(scores == best, 0.0, scores - best)
-        for keep in self._filters:
+
+class _Group:
+    """Rows that are picked in the same way."""
+
+    def __init__(self, rows: list[int], num_rows: int, params: Sequence[SamplingParams], draw: Draw | None) -> None:
+        self.rows = rows
+        self._row_ids = None if len(rows) == num_rows else mx.array(rows, mx.int32)
+        self._before = [] if draw is None or isinstance(draw, CurveDraw) else sigma_filter(params)
+        self._draw = draw
+
+    def __call__(self, logits: mx.array, keys: Sequence[int]) -> mx.array:
+        chosen = logits if self._row_ids is None else logits[self._row_ids]
+        if self._draw is None:
+            return mx.argmax(chosen, axis=-1).astype(mx.int32)
+        # Finite at the top, so that a certain token gives differences of minus infinity and not NaN.
+        scores = mx.minimum(chosen.astype(mx.float32), _LARGEST)
+        scores = scores - mx.maximum(mx.max(scores, axis=-1, keepdims=True), -_LARGEST)
+        for keep in self._before:
             scores = keep(scores)
-        words = mx.array([(key >> 32, key & 0xFFFFFFFF) for key in keys], mx.uint32)
-        # The best of scores plus Gumbel noise is a draw from their softmax (Gumbel, 1954).
-        noisy = scores / self._temperatures + _gumbel_noise(words, scores.shape[-1])
-        return mx.argmax(noisy, axis=-1).astype(mx.int32)
+        return self._draw(scores, [keys[row] for row in self.rows])
 
 
-def _gumbel_noise(keys: mx.array, vocab_size: int) -> mx.array:
-    """Draw `(B, V) float32` of Gumbel noise, each row from its own key of `(B, 2) uint32`."""
+def _groups(setups: Sequence[RowSetup], vocab_size: int, *, may_read: bool) -> list[_Group]:
+    kinds: dict[str, list[int]] = {}
+    for row, setup in enumerate(setups):
+        kinds.setdefault(_kind(setup.params, vocab_size), []).append(row)
+    groups: list[_Group] = []
+    for kind, rows in kinds.items():
+        params = [setups[row].params for row in rows]
+        draw: Draw | None = None
+        if kind == "curve":
+            draw = CurveDraw(params)
+        elif kind == "ranked":
+            draw = RankedDraw(params, vocab_size, may_read=may_read)
+        elif kind == "plain":
+            exempt = [(*setups[row].params.xtc_exempt, *setups[row].eos_token_ids) for row in rows]
+            draw = PlainDraw(params, exempt, vocab_size)
+        groups.append(_Group(rows, len(setups), params, draw))
+    return groups
 
-    def row_noise(key: mx.array) -> mx.array:
-        return mx.random.gumbel((vocab_size,), key=key)
 
-    return mx.vmap(row_noise)(keys)
+def _kind(params: SamplingParams, vocab_size: int) -> str:
+    if params.is_greedy:
+        return "greedy"
+    if params.curve is not None or params.hlg is not None:
+        return "curve"
+    ranks = uses_top_p(params) or (0 < params.top_k < vocab_size and is_bounded(params, vocab_size))
+    # XTC and typical-p drop from the middle of the ranking and need every token's probability.
+    return "ranked" if ranks and not params.xtc_probability and not uses_typical(params) else "plain"
 
 
-def _bias(params: Sequence[SamplingParams]) -> tuple[mx.array, mx.array, mx.array] | None:
-    entries = [(row, token_id, bias) for row, entry in enumerate(params) for token_id, bias in entry.logit_bias]
-    if not entries:
+def _order(groups: Sequence[_Group], num_rows: int) -> mx.array | None:
+    """Return where each row's token is in the groups' tokens one after the other; None if it is in place."""
+    if len(groups) <= 1:
         return None
-    rows, token_ids, values = zip(*entries, strict=True)
-    return mx.array(rows, mx.int32), mx.array(token_ids, mx.int32), mx.array(values, mx.float32)
-
-
-def _filters(params: Sequence[SamplingParams], vocab_size: int) -> list[Filter]:
-    """Lay out top-p, min-p and top-k, in this order, each over the rows that use it."""
-    filters: list[Filter] = []
-    top_p = {row: entry.top_p for row, entry in enumerate(params) if 0 < entry.top_p < 1}
-    if top_p:
-        shares = _column(top_p.values())
-        filters.append(_on_rows(list(top_p), len(params), lambda scores: keep_top_p(scores, shares)))
-    min_p = {row: math.log(entry.min_p) for row, entry in enumerate(params) if entry.min_p > 0}
-    if min_p:
-        thresholds = _column(min_p.values())
-        filters.append(_on_rows(list(min_p), len(params), lambda scores: keep_min_p(scores, thresholds)))
-    by_top_k: defaultdict[int, list[int]] = defaultdict(list)
-    for row, entry in enumerate(params):
-        if 0 < entry.top_k < vocab_size:
-            by_top_k[entry.top_k].append(row)
-    filters.extend(_on_rows(rows, len(params), _top_k_filter(top_k)) for top_k, rows in by_top_k.items())
-    return filters
-
-
-def _column(values: Iterable[float]) -> mx.array:
-    return mx.array([[value] for value in values], mx.float32)
-
-
-def _top_k_filter(top_k: int) -> Filter:
-    return lambda scores: keep_top_k(scores, top_k)
-
-
-def _on_rows(rows: list[int], num_rows: int, keep: Filter) -> Filter:
-    if len(rows) == num_rows:
-        return keep
-    row_ids = mx.array(rows, mx.int32)
-
-    def keep_some(scores: mx.array) -> mx.array:
-        kept = mx.array(scores)
-        kept[row_ids] = keep(scores[row_ids])
-        return kept
-
-    return keep_some
+    places = [0] * num_rows
+    for place, row in enumerate(row for group in groups for row in group.rows):
+        places[row] = place
+    return mx.array(places, mx.int32)

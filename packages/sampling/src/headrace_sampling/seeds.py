@@ -30,3 +30,8 @@ def mix_seed(seed: int, index: int) -> int:
 def step_key(seed: int, step: int) -> int:
     """Return the 64-bit key of one step: a function of the seed and the row's own step alone."""
     return (seed ^ ((step + 1) * _GOLDEN)) & _MASK64
+
+
+def unit_interval(key: int) -> float:
+    """Map a well-mixed 64-bit key to a number from 0 to below 1, uniformly."""
+    return (key >> 11) / 2**53
