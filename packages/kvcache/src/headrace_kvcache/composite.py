@@ -6,6 +6,7 @@ from typing import Protocol, Self, TypeAlias
 
 from headrace_kvcache.chunked import ChunkedKVCache
 from headrace_kvcache.errors import NotTrimmable, UnsupportedCache
+from headrace_kvcache.merging import Mergeable
 from headrace_kvcache.plain import KVCache
 from headrace_kvcache.quantized import QuantizedKVCache
 from headrace_kvcache.recurrent import RecurrentCache
@@ -34,7 +35,7 @@ class LayerCache(Protocol):
     def empty(self) -> bool: ...
 
 
-class CacheList:
+class CacheList(Mergeable):
     """The caches of one layer, by index: all are trimmed, or none.
 
     Args:

@@ -8,6 +8,7 @@ from headrace_kvcache.errors import EmptyCache
 from headrace_kvcache.fields import part, slabs
 from headrace_kvcache.forms import PlainForm
 from headrace_kvcache.linear import LinearCache
+from headrace_kvcache.merging import Mergeable
 from headrace_kvcache.quantized import QuantizedKVCache
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 State: TypeAlias = "tuple[Side, Side, int]"
 
 
-class KVCache(LinearCache):
+class KVCache(LinearCache, Mergeable):
     """Keys and values of one layer as they come, appended in place into slabs of 256 positions.
 
     Attributes:

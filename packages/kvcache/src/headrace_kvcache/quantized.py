@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 from headrace_kvcache.forms import AffineForm
 from headrace_kvcache.linear import LinearCache
+from headrace_kvcache.merging import Mergeable
 
 if TYPE_CHECKING:
     from headrace_kvcache.stored import Side
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 State: TypeAlias = "tuple[Side, Side, int, int, int]"
 
 
-class QuantizedKVCache(LinearCache):
+class QuantizedKVCache(LinearCache, Mergeable):
     """Keys and values of one layer as affine triples, appended in place into slabs of 256 positions.
 
     `attend` works on the packed bits; `update_and_fetch` gives mlx-lm's models the dequantized arrays.

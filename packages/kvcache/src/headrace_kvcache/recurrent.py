@@ -7,12 +7,13 @@ from typing import Self, TypeAlias
 import mlx.core as mx
 
 from headrace_kvcache.errors import InvalidGeometry, NotTrimmable
+from headrace_kvcache.merging import Mergeable
 from headrace_kvcache.stored import check_count
 
 State: TypeAlias = "tuple[list[mx.array | None], mx.array | None, int]"
 
 
-class RecurrentCache:
+class RecurrentCache(Mergeable):
     """Arrays of a recurrent layer, by index: usually the tail of a convolution, then a float32 state.
 
     It has no time axis, costs nothing per token and can never be trimmed or quantized. Layers replace the arrays and

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 from headrace_kvcache.errors import EmptyCache, NotTrimmable
 from headrace_kvcache.fields import joined, part, slabs, with_room, write
 from headrace_kvcache.forms import AffineForm, PlainForm
+from headrace_kvcache.merging import Mergeable
 from headrace_kvcache.ring import Ring, check_ring
 from headrace_kvcache.stored import StoredCache, check_count
 
@@ -19,7 +20,7 @@ State: TypeAlias = "tuple[Side, Side, int, int, int, int]"
 QuantizedState: TypeAlias = "tuple[Side, Side, int, int, int, int, int, int]"
 
 
-class RotatingCache(StoredCache):
+class RotatingCache(StoredCache, Mergeable):
     """A position sees the first `keep` positions and the last ones, `max_size` in all, itself included.
 
     Appending positions one by one or many at once gives the same attention. At rest the buffers hold
