@@ -58,6 +58,18 @@ def test_a_failed_export_leaves_nothing(tiny_llama, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_is_an_os_error(tiny_llama, tmp_path, monkeypatch):
+    """MLX's own error for a failed write becomes one that tells what to do, and nothing is left behind."""
+
+    def fail(*_args, **_options):
+        raise RuntimeError("[write] Unable to write 5 bytes to file.")
+
+    monkeypatch.setattr(mx, "save_safetensors", fail)
+    with pytest.raises(OSError, match="free space"):
+        export(tiny_llama, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_dtype_is_refused(tiny_llama, tmp_path):
     """By name, before anything is written."""
     with pytest.raises(ValueError, match="int8"):

@@ -48,6 +48,7 @@ def export(
         SourceError: the folder is not empty, or the name leads to no model.
         UnsupportedArchitecture: no family knows the model's tensors.
         WeightMismatch: weights and configuration contradict each other.
+        OSError: the folder cannot be written, for example because the disk is full.
         ValueError: for an unknown `dtype`.
     """
     if dtype not in ("float32", "bfloat16", "float16"):
@@ -105,7 +106,14 @@ def _write_weights(source: ModelSource, config: ModelConfig, folder: Path, dtype
     shapes = llama_shapes(config)
     checkpoint.check(shapes)
     tensors = {name: checkpoint.take_tensor(name) for name in shapes}
-    mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
+    try:
+        mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
+    except RuntimeError as error:
+        # What MLX raises when the disk is full.
+        raise OSError(
+            f"the weights cannot be written below {str(folder.parent)!r} ({error}): free space there, or "
+            "choose another folder"
+        ) from error
 
 
 def _make_readable(folder: Path) -> None:
