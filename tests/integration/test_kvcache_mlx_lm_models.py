@@ -300,6 +300,19 @@ def test_a_bound_keeps_the_first_tokens_and_gives_the_same_whatever_the_chunks(m
     assert mx.abs(logits[0] - wanted).max().item() <= 1e-4
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if RecurrentCache not in KINDS[name]])
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
+def test_a_state_of_mlx_lms_is_taken_over(model_of, name, chunks):
+    """Caches made from the states of mlx-lm's own, wrapped or not, go on as those would."""
+    model, tokens = model_of(name), ids(80)
+    theirs = make_mlx_lm_cache(model)
+    logits_in_chunks(model, tokens[:, :72], theirs, chunks)
+    ours = [type(own).from_state(cache.state) for own, cache in zip(make_prompt_cache(model), theirs, strict=True)]
+    for count in (1, 3, 4):
+        part = tokens[:, 72 : 72 + count]
+        assert mx.abs(model(part, cache=ours) - model(part, cache=theirs)).max().item() <= 1e-4
+
+
 def test_other_kinds_are_refused_with_their_layer(model_of):
     """A cache without a twin, a model bound to mlx-lm's class, a scheme for a layer that cannot have it."""
 

@@ -64,6 +64,36 @@ def test_layer_sizes_are_checked(bad):
         LayerSpec(**sizes)
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"kind": "sliding", "num_kv_heads": 1, "key_head_dim": 1, "value_head_dim": 1},
+        {"kind": "recurrent", "num_kv_heads": 1},
+        {"kind": "recurrent", "tail_elements": -1},
+        {"kind": "recurrent", "state_elements": True},
+        {"kind": "shared", "window": 4},
+        {"kind": "list"},
+        {"kind": "round"},
+        {"num_kv_heads": 1, "key_head_dim": 1, "value_head_dim": 1, "tail_elements": 3},
+        {"num_kv_heads": 1, "key_head_dim": 1, "value_head_dim": 1, "members": (LayerSpec.shared(),)},
+    ],
+    ids=str,
+)
+def test_a_kind_takes_exactly_its_sizes(sizes):
+    """A size that is missing, or that the kind does not have, is refused."""
+    with pytest.raises(InvalidGeometry):
+        LayerSpec(**sizes)
+
+
+@given(st.integers(1, 2000), st.integers(1, 600))
+def test_bounded_layers_stop_growing(num_tokens, window):
+    """A ring never holds more than its window, a chunked layer never more than its chunk and two part slabs."""
+    sizes = {"num_kv_heads": 1, "key_head_dim": 1, "value_head_dim": 1}
+    ring, chunked = LayerSpec.sliding(window=window, **sizes), LayerSpec.chunked(chunk_size=window, **sizes)
+    assert min(num_tokens, window) <= ring.columns_at(num_tokens) <= window
+    assert min(num_tokens, window) <= chunked.columns_at(num_tokens) < window + 512
+
+
 def test_a_spec_needs_layers_and_a_known_element_type():
     """No layer or an unknown dtype is refused."""
     layer = LayerSpec(num_kv_heads=1, key_head_dim=1, value_head_dim=1)
