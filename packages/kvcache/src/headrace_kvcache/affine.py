@@ -25,7 +25,7 @@ GROUP_SIZES = (32, 64, 128)
 
 _WORD_BITS = 32
 # From this many query rows per key head on, unpacking a tile once beats unpacking it for every row.
-_DENSE_ROWS = 16
+_DENSE_ROWS = 10
 
 
 def check_format(bits: int, group_size: int) -> None:
