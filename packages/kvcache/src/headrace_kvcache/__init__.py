@@ -1,7 +1,8 @@
-"""KV caches for MLX language models: row slots, attention over them, byte accounting.
+"""KV caches for MLX language models: single and batched, quantized or not, with exact byte accounting.
 
-Public modules: `plain` (`KVCache`, one row), `rows` (`RowBatch`, many rows in slots), `attention` (`attend`),
-`spec` (geometry and bytes, free of arrays), `errors`. Importing this root imports no mlx.
+Public modules: `plain`, `quantized`, `rotating`, `chunked`, `recurrent`, `composite`, `turbo_cache` (one row),
+`prompt_cache` (caches for a model), `rows` (`RowBatch`, many rows in slots), `attention` (`attend`), `scheme`
+(`KVScheme`), `spec` and `specs` (geometry and bytes), `budget`, `errors`. Importing this root imports no mlx.
 """
 
 from importlib import import_module
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headrace_kvcache.attention import AttendingCache as AttendingCache
     from headrace_kvcache.attention import attend as attend
+    from headrace_kvcache.batch_cache import BatchCache as BatchCache
     from headrace_kvcache.budget import KVBudget as KVBudget
     from headrace_kvcache.budget import Reservation as Reservation
     from headrace_kvcache.budget import batch_row_kv_bytes as batch_row_kv_bytes
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from headrace_kvcache.errors import RoundRefusedError as RoundRefusedError
     from headrace_kvcache.errors import SlotsExhausted as SlotsExhausted
     from headrace_kvcache.errors import UnsupportedCache as UnsupportedCache
+    from headrace_kvcache.mlx_lm_batch import BatchCacheList as BatchCacheList
+    from headrace_kvcache.mlx_lm_batch import BatchRecurrentCache as BatchRecurrentCache
+    from headrace_kvcache.mlx_lm_batch import merge_caches as merge_caches
     from headrace_kvcache.model_rows import ModelRowBatch as ModelRowBatch
     from headrace_kvcache.model_rows import make_row_batch as make_row_batch
     from headrace_kvcache.plain import KVCache as KVCache
@@ -54,6 +59,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttendingCache",
+    "BatchCache",
+    "BatchCacheList",
+    "BatchRecurrentCache",
     "BudgetExceeded",
     "CacheList",
     "CacheSpec",
@@ -95,11 +103,15 @@ __all__ = [
     "kv_bytes_at",
     "make_prompt_cache",
     "make_row_batch",
+    "merge_caches",
     "slot_kv_bytes_at",
 ]
 
 _MODULES = {
     "AttendingCache": "attention",
+    "BatchCache": "batch_cache",
+    "BatchCacheList": "mlx_lm_batch",
+    "BatchRecurrentCache": "mlx_lm_batch",
     "BudgetExceeded": "errors",
     "CacheList": "composite",
     "CacheSpec": "spec",
@@ -141,6 +153,7 @@ _MODULES = {
     "kv_bytes_at": "spec",
     "make_prompt_cache": "prompt_cache",
     "make_row_batch": "model_rows",
+    "merge_caches": "mlx_lm_batch",
     "slot_kv_bytes_at": "spec",
 }
 

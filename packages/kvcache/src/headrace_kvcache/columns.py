@@ -54,10 +54,13 @@ class Columns(Protocol):
         """Return the columns of positions."""
         ...
 
-    def span(self, starts: tuple[int, ...], num_tokens: int, window: int | None, *, last: int) -> tuple[range, Mask]:
+    def span(
+        self, starts: tuple[int, ...], num_tokens: int, window: int | None, *, last: int, is_trimmed: bool = True
+    ) -> tuple[range, Mask]:
         """Return the columns that queries at [start, start + T) of each row can see once appended, and their mask.
 
-        `last` is the end of the highest position written.
+        `last` is the end of the highest position written. `is_trimmed` says whether columns that the window hides
+        from all queries may be left out.
         """
         ...
 
@@ -112,13 +115,16 @@ class LinearColumns:
         """Return the positions themselves."""
         return positions
 
-    def span(self, starts: tuple[int, ...], num_tokens: int, window: int | None, *, last: int) -> tuple[range, Mask]:
+    def span(
+        self, starts: tuple[int, ...], num_tokens: int, window: int | None, *, last: int, is_trimmed: bool = True
+    ) -> tuple[range, Mask]:
         """Return the columns from the first row's window to the longest row's end."""
         first = min(starts)
         if window is not None and window >= last:
             window = None
-        columns = range(0 if window is None else max(0, first + 1 - window), last)
-        if min(starts) == max(starts) == last - num_tokens and (num_tokens == 1 or window is None):
+        columns = range(max(0, first + 1 - window) if window is not None and is_trimmed else 0, last)
+        is_window_cut = window is None or (num_tokens == 1 and is_trimmed)
+        if min(starts) == max(starts) == last - num_tokens and is_window_cut:
             # Equal starts: a single position sees every column left, several see MLX's own causal mask.
             return columns, None if num_tokens == 1 else "causal"
         return columns, causal_mask(_query_positions(starts, num_tokens), columns, window=window)
@@ -210,8 +216,11 @@ class RingColumns:
             positions < self.keep, positions, self.keep + mx.remainder(positions - self.keep, self._rolling)
         )
 
-    def span(self, starts: tuple[int, ...], num_tokens: int, window: int | None, *, last: int) -> tuple[range, Mask]:
+    def span(
+        self, starts: tuple[int, ...], num_tokens: int, window: int | None, *, last: int, is_trimmed: bool = True
+    ) -> tuple[range, Mask]:
         """Return the columns up to the longest end, or all of them once a row has wrapped."""
+        del is_trimmed
         columns = range(min(last, self.capacity))
         is_seen_whole = last <= self.window and (window is None or window >= last)
         if is_seen_whole and min(starts) == max(starts) == last - num_tokens:

@@ -65,12 +65,12 @@ class Placement:
     """
 
     __slots__ = (
-        "_counts",
         "_head_ids",
         "_is_one_slice",
         "_is_row_wise",
         "_scatter",
         "columns",
+        "counts",
         "is_beside",
         "last",
         "num_tokens",
@@ -93,7 +93,7 @@ class Placement:
         self.starts = tuple(starts)
         self.num_tokens = num_tokens
         self.columns = columns
-        self._counts = tuple(counts)
+        self.counts = tuple(counts)
         # A row of padding alone must find its ring as it was, one position more than a row that goes on.
         self.is_beside = not all(
             columns.fits_in_place(start, num_tokens + (not count)) for start, count in zip(starts, counts, strict=True)
@@ -123,7 +123,7 @@ class Placement:
     def written(self) -> tuple[int, ...]:
         """The end of the highest position written in each row, padding included."""
         if self._is_row_wise:
-            return tuple(start + count for start, count in zip(self.starts, self._counts, strict=True))
+            return tuple(start + count for start, count in zip(self.starts, self.counts, strict=True))
         return tuple(start + self.num_tokens for start in self.starts)
 
     def store(self, buffers: Fields, added: Fields) -> None:
@@ -140,7 +140,7 @@ class Placement:
                 buffer[self._scatter_ids(field.shape[1])] = field
 
     def _store_rows(self, buffers: Fields, added: Fields) -> None:
-        for row, (seat, start, count) in enumerate(zip(self.seats, self.starts, self._counts, strict=True)):
+        for row, (seat, start, count) in enumerate(zip(self.seats, self.starts, self.counts, strict=True)):
             for low, high in self.columns.kept(start, start + count):
                 taken = low - start
                 for first, last in self.columns.segments(low, high):
