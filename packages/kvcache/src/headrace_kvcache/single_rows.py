@@ -9,7 +9,7 @@ from attrs import frozen
 
 from headrace_kvcache.columns import LinearColumns, RingColumns
 from headrace_kvcache.errors import UnsupportedCache
-from headrace_kvcache.fields import joined, part, slabs, with_room, write
+from headrace_kvcache.fields import joined, part, slabs
 from headrace_kvcache.forms import AffineForm, PlainForm
 from headrace_kvcache.plain import KVCache
 from headrace_kvcache.quantized import QuantizedKVCache
@@ -102,8 +102,9 @@ def _sides(form: StoredForm, columns: Columns, end: int, fields: Fields) -> tupl
     held = fields[0].shape[2]
     # The bytes that the single cache has at rest: whole slabs, a ring at most its window.
     capacity = min(slabs(end), columns.window) if isinstance(columns, RingColumns) else slabs(end)
-    roomy = with_room(None, fields, used=0, end=held, capacity=capacity)
-    write(roomy, fields, 0)
+    roomy = tuple(mx.zeros((*field.shape[:2], capacity, field.shape[3]), field.dtype) for field in fields)
+    for buffer, field in zip(roomy, fields, strict=True):
+        buffer[:, :, :held] = field
     mx.eval(roomy)
     keys, values = roomy[: form.num_key_fields], roomy[form.num_key_fields :]
     return (keys[0] if len(keys) == 1 else keys), (values[0] if len(values) == 1 else values)
