@@ -9,6 +9,7 @@ from headrace_kvcache import (
     CacheList,
     ChunkedKVCache,
     EmptyCache,
+    InvalidLength,
     InvalidScheme,
     KVCache,
     KVScheme,
@@ -57,6 +58,11 @@ def test_caches_of_this_package_are_taken_as_they_are():
     assert all(one is other for one, other in zip(make_prompt_cache(Model(*made)), made, strict=True))
     bounded = make_prompt_cache(Model(*made), max_kv_size=32)
     assert [type(one) for one in bounded] == [RotatingKVCache, *[type(one) for one in made[1:]]]
+    for size in (4, -1, 9.0, True):
+        with pytest.raises(InvalidLength, match="max_kv_size"):
+            make_prompt_cache(Layered(), max_kv_size=size)
+    with pytest.raises(UnsupportedCache, match="neither"):
+        make_prompt_cache(object())
     with pytest.raises(UnsupportedCache, match=r"layer 1 has a builtins\.object"):
         make_prompt_cache(Model(KVCache(), object()))
 

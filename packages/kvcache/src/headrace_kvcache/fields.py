@@ -73,7 +73,8 @@ def num_bytes(fields: Fields | None) -> int:
 
 def check_pair(keys: mx.array, values: mx.array) -> None:
     """Raise `InvalidGeometry` unless the arrays are keys and values of the same positions, at least one."""
-    if keys.ndim != 4 or keys.shape[:3] != values.shape[:3] or values.ndim != 4 or not keys.shape[2]:
+    key_shape, value_shape = keys.shape, values.shape
+    if len(key_shape) != 4 or len(value_shape) != 4 or key_shape[:3] != value_shape[:3] or not key_shape[2]:
         raise InvalidGeometry(
             f"keys {keys.shape} and values {values.shape} do not fit each other: they must be (B, H, T, D) and "
             f"(B, H, T, Dv) with T at least 1"
@@ -85,9 +86,10 @@ def check_same_layer(fields: Fields | None, added: Fields, keys: mx.array, value
     if fields is None:
         return
     for field, new in zip(fields, added, strict=True):
-        if (*field.shape[:2], field.shape[3], field.dtype) != (*new.shape[:2], new.shape[3], new.dtype):
+        held, given = field.shape, new.shape
+        if held[:2] != given[:2] or held[3] != given[3] or field.dtype != new.dtype:
             raise InvalidGeometry(
-                f"keys {keys.shape} and values {values.shape} in {keys.dtype} do not fit a cache of {field.shape[0]} "
-                f"rows and {field.shape[1]} heads that holds other sizes or another dtype; one cache holds one layer "
+                f"keys {keys.shape} and values {values.shape} in {keys.dtype} do not fit a cache of {held[0]} "
+                f"rows and {held[1]} heads that holds other sizes or another dtype; one cache holds one layer "
                 f"of one model"
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headrace_kvcache.chunked import ChunkedKVCache
 from headrace_kvcache.composite import CacheList, LayerCache
 from headrace_kvcache.converting import ConvertingCache
-from headrace_kvcache.errors import InvalidScheme, UnsupportedCache
+from headrace_kvcache.errors import InvalidLength, InvalidScheme, UnsupportedCache
 from headrace_kvcache.plain import KVCache
 from headrace_kvcache.quantized import QuantizedKVCache
 from headrace_kvcache.recurrent import RecurrentCache
@@ -69,18 +69,26 @@ def make_prompt_cache(
         UnsupportedCache: the model makes a cache of a kind without a twin, the message has the layer's index; or
             it works with mlx-lm's own class alone (mamba).
         InvalidScheme: the scheme names a layer that can never be converted, with the layer's index.
-        InvalidGeometry: `max_kv_size` is not an integer of at least 5.
+        InvalidLength: `max_kv_size` is not an integer of at least 5.
     """
     if type(model).__module__ in _BOUND_TO_A_CLASS:
         raise UnsupportedCache(
             f"{type(model).__module__} works with mlx-lm's own cache class alone; use mlx-lm's caches"
         )
     make_cache: Callable[[], Sequence[object]] | None = getattr(model, "make_cache", None)
-    if make_cache is None:
-        made: list[LayerCache] = [KVCache() for _ in getattr(model, "layers", ())]
-    else:
+    layers: Sequence[object] | None = getattr(model, "layers", None)
+    made: list[LayerCache]
+    if make_cache is not None:
         made = [_twin(index, cache) for index, cache in enumerate(make_cache())]
+    elif layers is not None:
+        made = [KVCache() for _ in layers]
+    else:
+        raise UnsupportedCache(
+            f"a {type(model).__name__} has neither make_cache nor layers; hand over a language model"
+        )
     if max_kv_size is not None:
+        if type(max_kv_size) is not int or max_kv_size <= _KEPT_SINKS:
+            raise InvalidLength(f"max_kv_size is {max_kv_size!r}; it must be an integer above {_KEPT_SINKS}")
         made = [_bounded(cache, max_kv_size) for cache in made]
     return made if scheme is None else _converting(made, scheme)
 
