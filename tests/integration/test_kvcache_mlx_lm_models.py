@@ -4,10 +4,13 @@ Where mlx-lm refuses or is wrong (quantized rings), the oracle is an uncached fo
 same quantizer at the same positions.
 """
 
+import ast
 import importlib
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx_lm.models.cache
 import pytest
 from mlx.utils import tree_map
 from mlx_lm.generate import generate_step
@@ -31,6 +34,7 @@ from headrace_kvcache import (
     make_prompt_cache,
 )
 from headrace_kvcache.converting import ConvertingCache
+from headrace_kvcache.prompt_cache import _BOUND_TO_A_CLASS, _TWINS
 
 VOCABULARY = 97
 WINDOW = 24
@@ -311,6 +315,32 @@ def test_a_state_of_mlx_lms_is_taken_over(model_of, name, chunks):
     for count in (1, 3, 4):
         part = tokens[:, 72 : 72 + count]
         assert mx.abs(model(part, cache=ours) - model(part, cache=theirs)).max().item() <= 1e-4
+
+
+def model_sources():
+    return sorted(Path(mlx_lm.models.cache.__file__).parent.glob("*.py"))
+
+
+def test_every_cache_class_that_a_model_imports_has_a_twin():
+    """A cache class that a new mlx-lm brings into its models fails here, not at a user's."""
+    imported = {
+        alias.name
+        for path in model_sources()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.level, node.module) == (1, "cache")
+        for alias in node.names
+        if isinstance(getattr(mlx_lm.models.cache, alias.name, None), type)
+    }
+    assert {"KVCache", "RotatingKVCache", "ArraysCache"} <= imported
+    assert imported - set(_TWINS) <= {"_BaseCache"}
+
+
+def test_models_that_ask_for_a_cache_class_are_known():
+    """Only mamba does so outside of pipelines, and is refused."""
+    asking = {
+        path.stem for path in model_sources() if "isinstance(cache, ArraysCache)" in path.read_text(encoding="utf-8")
+    }
+    assert {f"mlx_lm.models.{name}" for name in asking} == _BOUND_TO_A_CLASS
 
 
 def test_other_kinds_are_refused_with_their_layer(model_of):

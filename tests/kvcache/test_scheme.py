@@ -210,6 +210,14 @@ def test_batchable_asks_for_every_layer_concerned():
     assert KVScheme.unquantized().batchable(SPEC, lambda index: False)
 
 
+def test_layers_that_stay_unquantized_are_told():
+    """So that a server can warn once, and never loses a quantization in silence (K-43, K-23)."""
+    assert KVScheme.unquantized().passed_over(SPEC) == ()
+    assert KVScheme.uniform(4, 32).passed_over(SPEC) == (4, 6)
+    assert KVScheme.turbo().passed_over(SPEC) == (1, 3, 4, 6)
+    assert KVScheme.per_layer([(0, 4, 32), (4, 4, 32)]).passed_over(SPEC) == (1, 3, 6)
+
+
 def test_keys_tell_apart_all_that_changes_bytes_or_numbers():
     """Element type, kind, bits, group and start; the order of per-layer entries changes nothing."""
     pairs = [(0, 4, 32), (1, 8, 64)]

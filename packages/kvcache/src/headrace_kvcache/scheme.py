@@ -207,6 +207,16 @@ class KVScheme:
         concerned = {"full"} if self.kind == "turbo" else {"full", "sliding", "latent"}
         return self.packing if kind in concerned else None
 
+    def passed_over(self, spec: CacheSpec) -> tuple[int, ...]:
+        """Return the layers with keys and values that stay unquantized, for a caller that wants to say so once."""
+        if self.kind == "unquantized":
+            return ()
+        return tuple(
+            index
+            for index, layer in enumerate(spec.layers)
+            if layer.kind not in {"recurrent", "shared"} and self.packing_of(index, layer.kind) is None
+        )
+
     def check(self, spec: CacheSpec) -> None:
         """Check at start-up that every layer concerned can be stored like this.
 
