@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from headrace_sampling import (
     BatchMismatch,
     BatchSampler,
+    HlgCurve,
     InvalidSamplingParams,
     SamplingParams,
+    ToneCurve,
     create_row_sampling,
     make_step_sampler,
 )
@@ -22,6 +24,19 @@ PARAMS = st.builds(
     top_p=st.sampled_from([0.0, 1e-12, 0.3, 0.9, 1.0]),
     top_k=st.sampled_from([0, 1, 5, 40, 10**9, 2**70]),
     min_p=st.sampled_from([0.0, 1e-300, 0.05, 1.0]),
+    min_tokens_to_keep=st.sampled_from([1, 3, 1024]),
+    top_n_sigma=st.sampled_from([0.0, 0.0, 1.0]),
+    typical_p=st.sampled_from([1.0, 1.0, 0.4]),
+    xtc_probability=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
+    xtc_threshold=st.sampled_from([0.0, 0.1, 0.5]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.5, 1e4]),
+    repetition_window=st.sampled_from([0, 2]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+    dry_multiplier=st.sampled_from([0.0, 0.0, 1.0]),
+    min_tokens=st.sampled_from([0, 5]),
+    logprobs=st.sampled_from([None, None, 0, 20]),
+    hlg=st.sampled_from([None, None, None, HlgCurve(), HlgCurve(pivot="median"), HlgCurve(pivot="entropy", toe=0)]),
+    curve=st.sampled_from([None, None, None, ToneCurve(points=[(0.1, 0.05), (50, 80)])]),
     logit_bias=st.sampled_from([{}, {}, {0: 4.0}, {0: -1e30, 1: 1e30}]),
     seed=st.integers(-(2**63), 2**64 - 1),
 )
@@ -34,14 +49,18 @@ def logits_of(seed, num_rows, vocab_size, dtype=mx.float32):
     return mx.array(random.normal(size=(num_rows, vocab_size)).astype(np.float32) * 3).astype(dtype)
 
 
+def sampler_of(params):
+    return make_step_sampler(params, initial_history=[0, 1, 0, 7, 0, 1], eos_token_ids=[1])
+
+
 def rows_of(params, steps=None):
     steps = steps or [0] * len(params)
-    return [create_row_sampling(make_step_sampler(p), first_step=step) for p, step in zip(params, steps, strict=True)]
+    return [create_row_sampling(sampler_of(p), first_step=step) for p, step in zip(params, steps, strict=True)]
 
 
 def alone(logits, params, steps):
     return [
-        make_step_sampler(p).sample(logits[row : row + 1], step).item()
+        sampler_of(p).sample(logits[row : row + 1], step).item()
         for row, (p, step) in enumerate(zip(params, steps, strict=True))
     ]
 
@@ -101,6 +120,25 @@ def test_an_infinite_logit_wins(temperature):
     logits = mx.array([[0.0, mx.inf, 5.0, -mx.inf]])
     rows = rows_of([SamplingParams(temperature=temperature, seed=1)])
     assert BatchSampler().sample(logits, rows).tokens.tolist() == [1]
+
+
+def test_candidates_decide_as_the_sorted_vocabulary_does():
+    """Rows peaked and flat, with and without reading: the same tokens, whatever the prefilter could decide."""
+    random = np.random.default_rng(0)
+    params = [
+        SamplingParams(temperature=1.0, top_p=p, min_p=m, top_k=k, seed=i)
+        for i, (p, m, k) in enumerate(
+            [(0.5, 0, 0), (0.95, 0, 0), (0.95, 0.01, 0), (0.99, 0, 0), (0.9, 0, 2000), (0.9, 0, 50)]
+        )
+    ]
+    for scale in (0.0, 0.01, 1.0, 4.0):
+        for vocab_size in (40_000, 3_001, 1_500):
+            logits = mx.array(random.normal(size=(6, vocab_size)).astype(np.float32) * scale)
+            read, lazy = (
+                BatchSampler(may_read=may_read).sample(logits, rows_of(params)).tokens.tolist()
+                for may_read in (True, False)
+            )
+            assert read == lazy == alone(logits, params, [0] * 6)
 
 
 def test_sampling_is_lazy():

@@ -1,7 +1,9 @@
 """Samplers for MLX language models: per-row parameters and randomness, vectorised over the batch.
 
-Public modules: `params` (`SamplingParams`), `seeds` (seeds and step keys), `filters` (top-p, min-p, top-k over rows),
-`sampler` (`StepSampler`, one row; mlx-lm's sampler shape), `batch` (`BatchSampler`, many rows), `errors`.
+Public modules: `params` (`SamplingParams`), `curves` (tone curves), `seeds` (seeds and step keys), `filters` (filters
+over rows), `sampler` (`StepSampler`, one row), `batch` (`BatchSampler`, many rows), `logprobs`, `openai_view`
+(OpenAI's shapes of log-probabilities), `mlx_lm_shapes` (mlx-lm's shapes of samplers and processors), `setup`
+(`GrammarMask`), `errors`.
 Importing this root imports no mlx.
 """
 

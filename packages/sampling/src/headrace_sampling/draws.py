@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import mlx.core as mx
 
+from headrace_sampling.curves import HlgCurve, ToneCurve
 from headrace_sampling.filters import drop_top_choices
 from headrace_sampling.layout import column, count_filters, row_replacement, share_filters, temperatures
 from headrace_sampling.noise import key_words, vocabulary_noise
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # Of the independent keys that a step's key is mixed into, the first; the second is for the noise of candidates.
 _XTC_INDEX = 1
+# The slope of a curve stays finite in float32.
+_MIN_TEMPERATURE = 1e-6
 
 
 class PlainDraw:
@@ -73,23 +76,39 @@ class CurveDraw:
     """
 
     def __init__(self, params: Sequence[SamplingParams]) -> None:
-        self._params = tuple(params)
+        groups: dict[_Shape, list[int]] = {}
+        for row, entry in enumerate(params):
+            groups.setdefault(_shape(entry), []).append(row)
+        self._shapes = [(shape, mx.array(rows, mx.int32)) for shape, rows in groups.items()]
+        # Where each row is, once the groups are laid one after the other.
+        self._order = mx.argsort(mx.concatenate([rows for _, rows in self._shapes]))
 
     def __call__(self, scores: mx.array, keys: Sequence[int]) -> mx.array:
         """Pick a token per row, `(R,) int32`, lazily, from `scores (R, V) float32` whose best is 0."""
         logprobs = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
-        curved = [_curved(logprobs[row : row + 1], entry) for row, entry in enumerate(self._params)]
-        noisy = mx.concatenate(curved) + vocabulary_noise(key_words(keys), scores.shape[-1])
+        if len(self._shapes) == 1:
+            curved = _curved(logprobs, self._shapes[0][0])
+        else:
+            parts = [_curved(logprobs[rows], shape) for shape, rows in self._shapes]
+            curved = mx.concatenate(parts)[self._order]
+        noisy = curved + vocabulary_noise(key_words(keys), scores.shape[-1])
         return mx.argmax(noisy, axis=-1).astype(mx.int32)
 
 
-def _curved(logprobs: mx.array, params: SamplingParams) -> mx.array:
+_Shape: TypeAlias = "tuple[ToneCurve | HlgCurve, float]"
+
+
+def _shape(params: SamplingParams) -> _Shape:
     if params.curve is not None:
-        return apply_tone(logprobs, params.curve)
-    hlg = params.hlg
-    assert hlg is not None, "a row without a curve is drawn plainly"
-    gain = 1 / max(params.temperature, 1e-6) if hlg.gain is None else hlg.gain
-    return apply_hlg(logprobs, hlg, gain)
+        return params.curve, 1.0
+    assert params.hlg is not None, "a row without a curve is drawn plainly"
+    gain = params.hlg.gain
+    return params.hlg, 1 / max(params.temperature, _MIN_TEMPERATURE) if gain is None else gain
+
+
+def _curved(logprobs: mx.array, shape: _Shape) -> mx.array:
+    curve, gain = shape
+    return apply_hlg(logprobs, curve, gain) if isinstance(curve, HlgCurve) else apply_tone(logprobs, curve)
 
 
 def _log(value: float) -> float:
