@@ -101,6 +101,28 @@ MODELS: dict[str, dict[str, Any]] = {
             "use_qk_norm": True,
         }
     },
+    "gemma3n": {
+        "text_config": {
+            **SIZES,
+            "model_type": "gemma3n",
+            "num_hidden_layers": 5,
+            "num_kv_shared_layers": 2,
+            "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full")],
+            "vocab_size_per_layer_input": VOCABULARY,
+            "sliding_window": WINDOW,
+            "max_position_embeddings": 1000,
+            "rope_local_base_freq": 1e4,
+            "rope_theta": 1e5,
+            "final_logit_softcapping": 30.0,
+            "activation_sparsity_pattern": [0.0] * 5,
+            "hidden_size_per_layer_input": 16,
+            "altup_num_inputs": 2,
+            "altup_coef_clip": 120.0,
+            "altup_correct_scale": True,
+            "altup_active_idx": 0,
+            "laurel_rank": 8,
+        }
+    },
     "deepseek_v3": {
         **SIZES,
         **EXPERTS,
@@ -124,6 +146,7 @@ KINDS = {
     "qwen3_5": {KVCache, RecurrentCache},
     "qwen3_next": {KVCache, RecurrentCache},
     "llama4": {KVCache, ChunkedKVCache},
+    "gemma3n": {KVCache, RotatingKVCache},
     "deepseek_v3": {KVCache},
 }
 

@@ -100,3 +100,14 @@ def test_an_empty_cache_cannot_be_attended():
     attend(cache, *[mx.ones((1, 1, 1, 8))] * 3, scale=1.0)
     with pytest.raises(EmptyCache):
         attend(cache, mx.ones((1, 1, 2, 8)), None, None, scale=1.0)
+
+
+@pytest.mark.parametrize(
+    "option", [{"window": 0}, {"window": 2.0}, {"window": True}, {"softcap": 0.0}, {"softcap": -1.0}]
+)
+def test_options_that_would_mask_everything_are_refused(option):
+    """A window or cap outside its range is an error before the append, and no NaN."""
+    cache = KVCache()
+    with pytest.raises(ValueError, match=next(iter(option))):
+        attend(cache, *[mx.ones((1, 1, 1, 8))] * 3, scale=1.0, **option)
+    assert cache.empty()

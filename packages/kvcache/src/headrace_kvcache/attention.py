@@ -6,6 +6,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from headrace_kvcache.errors import InvalidGeometry, InvalidLength
 from headrace_kvcache.masks import Mask, causal_mask
 from headrace_kvcache.tiles import tiled_attention
 
@@ -58,9 +59,14 @@ def attend(
         `(B, Hq, T, Dv)` in the queries' dtype.
 
     Raises:
-        InvalidGeometry: shapes or dtypes that do not fit the cache or each other.
+        InvalidGeometry: shapes or dtypes that do not fit the cache or each other, or a softcap that is not above 0.
         EmptyCache: nothing is appended and the cache does not hold T positions.
+        InvalidLength: a window that is not an integer of at least 1.
     """
+    if window is not None and (type(window) is not int or window < 1):
+        raise InvalidLength(f"window is {window!r}; it must be an integer of at least 1, or None for all columns")
+    if softcap is not None and not softcap > 0:
+        raise InvalidGeometry(f"softcap is {softcap!r}; it must be above 0, or None for no bound")
     return cache.attend(queries, keys, values, scale=scale, window=window, sinks=sinks, softcap=softcap)
 
 
