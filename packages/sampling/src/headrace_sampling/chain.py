@@ -9,9 +9,9 @@ import mlx.core as mx
 from attrs import frozen
 
 from headrace_sampling.draws import CurveDraw, PlainDraw
-from headrace_sampling.layout import sigma_filter, uses_top_p, uses_typical
+from headrace_sampling.layout import row_replacement, sigma_filter, uses_top_p, uses_typical
 from headrace_sampling.logprobs import StepLogprobs
-from headrace_sampling.processors import Processors
+from headrace_sampling.processors import Processors, changes_logits
 from headrace_sampling.ranked import RankedDraw, is_bounded
 from headrace_sampling.setup import check_vocabulary
 
@@ -65,9 +65,13 @@ class SamplingChain:
             check_vocabulary(entry, vocab_size)
         if may_read is None:
             may_read = mx.default_device() == mx.Device(mx.cpu)
-        self._processors = Processors(setups, vocab_size)
+        changed = [row for row, setup in enumerate(setups) if changes_logits(setup)]
+        self._changed = changed
+        self._changed_ids = mx.array(changed, mx.int32)
+        self._processors = Processors([setups[row] for row in changed], vocab_size) if changed else None
+        self._replace = row_replacement(changed, len(params))
         self._logprobs = {row: entry.logprobs for row, entry in enumerate(params) if entry.logprobs is not None}
-        self._groups = _groups(setups, vocab_size, may_read=may_read)
+        self._groups = _groups(setups, changed, vocab_size, may_read=may_read)
         self._order = _order(self._groups, len(params))
 
     def pick(self, logits: mx.array, keys: Sequence[int], steps: Sequence[int]) -> SampledStep:
@@ -78,20 +82,48 @@ class SamplingChain:
             keys: one 64-bit key per row; those of greedy rows are not used.
             steps: each row's own step.
         """
-        logits = self._processors.apply(logits, steps)
-        parts = [group(logits, keys) for group in self._groups]
+        changed = self._process(logits, steps)
+        parts = [group(logits if changed is None or not group.is_changed else changed, keys) for group in self._groups]
         tokens = parts[0] if self._order is None else mx.concatenate(parts)[self._order]
-        self._processors.record(tokens)
-        logprobs = StepLogprobs.of(logits, tokens, self._logprobs) if self._logprobs else None
-        return SampledStep(tokens=tokens, logprobs=logprobs)
+        if self._processors is not None:
+            self._processors.record(tokens[self._changed_ids])
+        if not self._logprobs:
+            return SampledStep(tokens=tokens)
+        scored = logits if changed is None else self._replace(logits, changed)
+        return SampledStep(tokens=tokens, logprobs=StepLogprobs.of(scored, tokens, self._logprobs))
+
+    def _process(self, logits: mx.array, steps: Sequence[int]) -> mx.array | None:
+        """Return the logits of the rows that change them, apart: putting them back would copy the whole batch."""
+        if self._processors is None:
+            return None
+        chosen = logits if len(self._changed) == logits.shape[0] else logits[self._changed_ids]
+        return self._processors.apply(chosen, [steps[row] for row in self._changed])
 
 
 class _Group:
-    """Rows that are picked in the same way."""
+    """Rows that are picked in the same way, from the logits as given or as changed.
 
-    def __init__(self, rows: list[int], num_rows: int, params: Sequence[SamplingParams], draw: Draw | None) -> None:
+    Args:
+        rows: indices in the batch.
+        source: rows of the batch that the logits given to a call have, in their order.
+        is_changed: whether those are the changed logits.
+        params: of `rows`.
+        draw: None takes the best token.
+    """
+
+    def __init__(
+        self,
+        rows: list[int],
+        source: Sequence[int],
+        params: Sequence[SamplingParams],
+        draw: Draw | None,
+        *,
+        is_changed: bool,
+    ) -> None:
         self.rows = rows
-        self._row_ids = None if len(rows) == num_rows else mx.array(rows, mx.int32)
+        self.is_changed = is_changed
+        places = [source.index(row) for row in rows]
+        self._row_ids = None if len(rows) == len(source) else mx.array(places, mx.int32)
         self._before = [] if draw is None or isinstance(draw, CurveDraw) else sigma_filter(params)
         self._draw = draw
 
@@ -107,23 +139,29 @@ class _Group:
         return self._draw(scores, [keys[row] for row in self.rows])
 
 
-def _groups(setups: Sequence[RowSetup], vocab_size: int, *, may_read: bool) -> list[_Group]:
-    kinds: dict[str, list[int]] = {}
+def _groups(setups: Sequence[RowSetup], changed: list[int], vocab_size: int, *, may_read: bool) -> list[_Group]:
+    kinds: dict[tuple[str, bool], list[int]] = {}
     for row, setup in enumerate(setups):
-        kinds.setdefault(_kind(setup.params, vocab_size), []).append(row)
+        kinds.setdefault((_kind(setup.params, vocab_size), row in changed), []).append(row)
     groups: list[_Group] = []
-    for kind, rows in kinds.items():
-        params = [setups[row].params for row in rows]
-        draw: Draw | None = None
-        if kind == "curve":
-            draw = CurveDraw(params)
-        elif kind == "ranked":
-            draw = RankedDraw(params, vocab_size, may_read=may_read)
-        elif kind == "plain":
-            exempt = [(*setups[row].params.xtc_exempt, *setups[row].eos_token_ids) for row in rows]
-            draw = PlainDraw(params, exempt, vocab_size)
-        groups.append(_Group(rows, len(setups), params, draw))
+    for (kind, is_changed), rows in kinds.items():
+        chosen = [setups[row] for row in rows]
+        draw = _draw(kind, chosen, vocab_size, may_read=may_read)
+        source = changed if is_changed else range(len(setups))
+        groups.append(_Group(rows, source, [setup.params for setup in chosen], draw, is_changed=is_changed))
     return groups
+
+
+def _draw(kind: str, setups: Sequence[RowSetup], vocab_size: int, *, may_read: bool) -> Draw | None:
+    params = [setup.params for setup in setups]
+    if kind == "curve":
+        return CurveDraw(params)
+    if kind == "ranked":
+        return RankedDraw(params, vocab_size, may_read=may_read)
+    if kind == "plain":
+        exempt = [(*setup.params.xtc_exempt, *setup.eos_token_ids) for setup in setups]
+        return PlainDraw(params, exempt, vocab_size)
+    return None
 
 
 def _kind(params: SamplingParams, vocab_size: int) -> str:

@@ -20,11 +20,17 @@ Entries = tuple[mx.array, mx.array, mx.array]
 Penalty = Callable[[mx.array], mx.array]
 
 
+def changes_logits(setup: RowSetup) -> bool:
+    """Whether a row needs processors at all."""
+    closes_eos = setup.params.min_tokens and setup.eos_token_ids
+    return bool(setup.params.logit_bias or setup.history or setup.mask or closes_eos)
+
+
 class Processors:
     """Changes the logits of rows that ask for it. A processor that no row uses costs nothing.
 
     Args:
-        setups: one per row.
+        setups: one per row, each of which changes its logits.
         vocab_size: V.
     """
 
@@ -37,17 +43,14 @@ class Processors:
             if setup.params.min_tokens and setup.eos_token_ids
         ]
         self._masks = [(row, setup.mask) for row, setup in enumerate(setups) if setup.mask is not None]
-        self._is_idle = not (self._bias or self._penalties or self._least_tokens or self._masks)
 
     def apply(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
-        """Return the logits to sample from: `(B, V)`, in float32 if any row changes them.
+        """Return the logits to sample from, `(B, V) float32`.
 
         Args:
             logits: `(B, V)` floating point.
             steps: each row's own step.
         """
-        if self._is_idle:
-            return logits
         logits = logits.astype(mx.float32)
         if self._bias is not None:
             rows, token_ids, values = self._bias

@@ -10,6 +10,7 @@ from attrs import define, field
 from headrace_sampling.chain import SampledStep, SamplingChain
 from headrace_sampling.history import HistoryNeeds, RowHistory
 from headrace_sampling.logprobs import StepLogprobs, TokenLogprobs
+from headrace_sampling.processors import changes_logits
 from headrace_sampling.seeds import default_seed, mix_seed, step_key
 from headrace_sampling.setup import GrammarMask, RowSetup, check_history, check_vocabulary
 
@@ -40,8 +41,8 @@ class StepSampler:
         self.params = setup.params
         self.seed = seed
         self.setup = setup
-        changes_logits = setup.params.logit_bias or setup.history or setup.mask or setup.params.min_tokens
-        self.is_plain_greedy = setup.params.is_greedy and not changes_logits and not self.captures_logprobs
+        is_bare = not changes_logits(setup) and not self.captures_logprobs
+        self.is_plain_greedy = setup.params.is_greedy and is_bare
         self._chain: tuple[int, SamplingChain] | None = None
 
     @property
