@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 import pytest
+from attrs import evolve
 
 from headrace_models.errors import WeightMismatch
 from headrace_models.layers import (
@@ -13,6 +14,8 @@ from headrace_models.layers import (
     Packed,
     SplitLinear,
     fuse,
+    gated_silu,
+    gated_silu_by_powers,
 )
 
 
@@ -82,7 +85,8 @@ def test_halves_equal_the_stack(num_rows, bias):
     """Multiplying gate and up apart changes nothing, and their views hold no memory of their own."""
     gate, up = Linear(Dense(normal(16, 8, seed=1)), bias), Linear(Dense(normal(16, 8, seed=2)), bias)
     down, x = Linear(Dense(normal(8, 16, seed=3))), normal(num_rows, 1, 8, seed=4)
-    stacked, apart = (FeedForward.from_parts(gate, up, down, halves=halves) for halves in (False, True))
+    stacked, apart = (FeedForward.from_parts(gate, up, down, on_gpu=on_gpu) for on_gpu in (True, False))
+    apart = evolve(apart, activate=gated_silu)
     assert close(stacked(x), apart(x), 1e-5)
     assert sum(array.nbytes for array in stacked.arrays()) == sum(array.nbytes for array in apart.arrays())
 
@@ -96,3 +100,13 @@ def test_feed_forward_and_norm_equal_their_formulas():
     assert close(layer(x), (projected / (1 + mx.exp(-projected)) * (x @ up.T)) @ down.T)
     gain = normal(8, seed=6)
     assert close(Norm(gain, 1e-5)(x), x / mx.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * gain)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_silu_by_powers_equals_silu(dtype):
+    """Both forms agree, also where e^-x leaves the range of the dtype."""
+    gate = mx.array([-1e4, -300.0, -88.0, -20.0, -1.0, -1e-8, 0.0, 1e-8, 1.0, 20.0, 88.0, 300.0, 1e4]).astype(dtype)
+    up = mx.full(gate.shape, 1.5, dtype)
+    by_powers, plain = gated_silu_by_powers(gate, up), gated_silu(gate, up)
+    assert by_powers.dtype == dtype
+    assert mx.allclose(by_powers, plain, rtol=2e-6, atol=1e-30)

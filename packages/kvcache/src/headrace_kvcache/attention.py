@@ -6,6 +6,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from headrace_kvcache.causal import causal_attention, prefers_query_tiles
 from headrace_kvcache.errors import InvalidGeometry, InvalidLength
 from headrace_kvcache.masks import Mask, causal_mask
 from headrace_kvcache.tiles import tiled_attention
@@ -80,7 +81,7 @@ def masked_attention(
     sinks: mx.array | None = None,
     softcap: float | None = None,
 ) -> mx.array:
-    """Attend with a given mask; MLX's fused kernel, or in tiles if the scores are soft-capped.
+    """Attend with a given mask; MLX's fused kernel, or tiles for soft-capped scores and for prefill on an x86 CPU.
 
     Args:
         queries: `(B, Hq, T, D)`.
@@ -94,6 +95,8 @@ def masked_attention(
     Returns:
         `(B, Hq, T, Dv)`.
     """
+    if isinstance(mask, str) and sinks is None and softcap is None and prefers_query_tiles(queries):
+        return causal_attention(queries, keys, values, scale=scale)
     if softcap is None:
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
     return tiled_attention(queries, _PlainTiles(keys, values), scale=scale, mask=mask, sinks=sinks, softcap=softcap)

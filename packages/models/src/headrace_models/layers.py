@@ -5,6 +5,8 @@ Plain attrs classes that hold arrays and are called; nothing here knows about ca
 
 from __future__ import annotations
 
+import math
+import platform
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import mlx.core as mx
@@ -13,7 +15,7 @@ from attrs import define
 from headrace_models.errors import WeightMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = [
     "Dense",
@@ -26,6 +28,8 @@ __all__ = [
     "SplitLinear",
     "Weight",
     "fuse",
+    "gated_silu",
+    "gated_silu_by_powers",
 ]
 
 _MIN_ROWS_APART = 6
@@ -252,6 +256,26 @@ class Norm:
         yield self.gain
 
 
+def _is_x86() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def gated_silu(gate: mx.array, up: mx.array) -> mx.array:
+    """Return `silu(gate) * up`."""
+    return gate * mx.sigmoid(gate) * up
+
+
+def gated_silu_by_powers(gate: mx.array, up: mx.array) -> mx.array:
+    """As `gated_silu`, 2.7 times faster on x86 CPUs, where MLX computes `exp` and `sigmoid` element by element.
+
+    In float32 a power of e is also nearer to the true value: relative errors up to 5e-7, against 9e-7. Far below zero
+    the power overflows to infinity and the result is 0. Other dtypes take the plain form.
+    """
+    if gate.dtype != mx.float32:
+        return gated_silu(gate, up)
+    return gate * up / (mx.power(math.e, -gate) + 1)
+
+
 @define
 class FeedForward:
     """SwiGLU feed-forward: `down(silu(gate(x)) * up(x))` with gate and up stacked."""
@@ -260,26 +284,29 @@ class FeedForward:
     down: Projection
     apart: tuple[Linear, Linear] | None = None
     """Views of the stacked halves, for inputs of several rows; None multiplies them together always."""
+    activate: Callable[[mx.array, mx.array], mx.array] = gated_silu
 
     @classmethod
-    def from_parts(cls, gate: Linear, up: Linear, down: Projection, *, halves: bool) -> FeedForward:
+    def from_parts(cls, gate: Linear, up: Linear, down: Projection, *, on_gpu: bool) -> FeedForward:
         """Stack gate and up; evaluates them.
 
         Args:
-            halves: multiply several rows with each half by itself, which is 10 % faster in a CPU's BLAS at eight
-                rows, while one row is 10 % faster with both.
+            on_gpu: always multiply gate and up together. A CPU's BLAS is 10 % faster at eight rows with each half by
+                itself, and at one row with both.
         """
         stacked = fuse([gate, up])
-        views = _halves(stacked) if halves else None
+        if on_gpu:
+            return cls(stacked, down)
+        views = _halves(stacked)
         mx.eval([array for view in views or () for array in view.arrays()])
-        return cls(stacked, down, views)
+        return cls(stacked, down, views, gated_silu_by_powers if _is_x86() else gated_silu)
 
     def __call__(self, x: mx.array) -> mx.array:
         if self.apart is not None and x.size >= _MIN_ROWS_APART * x.shape[-1]:
             gate, up = self.apart[0](x), self.apart[1](x)
         else:
             gate, up = mx.split(self.gate_up(x), 2, axis=-1)
-        return self.down(gate * mx.sigmoid(gate) * up)
+        return self.down(self.activate(gate, up))
 
     def arrays(self) -> Iterator[mx.array]:
         yield from self.gate_up.arrays()

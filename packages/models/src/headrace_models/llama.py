@@ -236,7 +236,7 @@ def _build_layer(config: ModelConfig, checkpoint: Checkpoint, index: int, *, on_
         out=linear("self_attn.o_proj"),
         feed_forward_norm=norm("post_attention_layernorm"),
         feed_forward=FeedForward.from_parts(
-            linear("mlp.gate_proj"), linear("mlp.up_proj"), linear("mlp.down_proj"), halves=not on_gpu
+            linear("mlp.gate_proj"), linear("mlp.up_proj"), linear("mlp.down_proj"), on_gpu=on_gpu
         ),
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
