@@ -10,7 +10,7 @@ from headrace_kvcache.errors import InvalidGeometry, InvalidLength, RoundRefused
 from headrace_kvcache.placement import Placement
 from headrace_kvcache.rooms import Rooms
 from headrace_kvcache.rounds import RoundBooks, check_drafts
-from headrace_kvcache.single_rows import make_single, read_single
+from headrace_kvcache.single_rows import make_single, read_single, single_columns
 from headrace_kvcache.slots import check_counts
 from headrace_kvcache.views import Group, SlotView, Step
 
@@ -313,7 +313,8 @@ class AttentionRows:
         """
         row = self._table.row(slot)
         form = self._rooms.forms[row.room[0]]
-        layers = self._rooms.read(row) if row.end else (() for _ in self._rooms.layers)
+        capacity = single_columns(self._columns, row.end)
+        layers = self._rooms.read(row, num_columns=capacity) if row.end else (() for _ in self._rooms.layers)
         return [make_single(form, self._columns, row.end, fields) for fields in layers]
 
     def join_caches(self, caches: Sequence[object], *, num_tokens: int = 0) -> int:

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Self
 import mlx.core as mx
 
 from headrace_kvcache.attention import causal_mask
-from headrace_kvcache.buffers import SlotBuffers, buffer_columns
+from headrace_kvcache.buffers import SlotBuffers
 from headrace_kvcache.capacity import power_of_two_at_least
 from headrace_kvcache.columns import Columns, LinearColumns, RingColumns
 from headrace_kvcache.contents import read_seat, write_seat
 from headrace_kvcache.dense import close_up, take_over
 from headrace_kvcache.errors import EmptyCache, InvalidGeometry, InvalidLength, NotTrimmable, RoundRefusedError
+from headrace_kvcache.fields import slabs
 from headrace_kvcache.placement import Placement
 from headrace_kvcache.ring_rows import DEFAULT_SLACK
 from headrace_kvcache.rounds import RoundBooks, check_drafts
-from headrace_kvcache.single_rows import make_single, read_single
+from headrace_kvcache.single_rows import make_single, read_single, single_columns
 from headrace_kvcache.stored import check_count
 
 if TYPE_CHECKING:
@@ -167,6 +168,8 @@ class BatchCache:
     def merge(cls, caches: Sequence[object]) -> Self:
         """Make a batch of single-row caches of one kind, copying each one's bytes; they stay as they are.
 
+        A single row shares its cache's bytes until one of the two is written.
+
         Raises:
             UnsupportedCache: a cache of another kind.
             InvalidGeometry: no cache, or caches that differ in form, window or kept positions.
@@ -181,6 +184,10 @@ class BatchCache:
         batch._ends = [row.end for row in rows]
         batch._written = list(batch._ends)
         batch._floors = [0 if columns.is_whole(row.end) else row.end for row in rows]
+        if len(rows) == 1 and columns.is_whole(rows[0].end):
+            # Views of the single cache, which are written only after a copy: a joiner's bytes are copied once.
+            batch._buffers.fields = rows[0].fields
+            return batch
         for seat, row in enumerate(rows):
             if row.fields:
                 batch._check_added(row.fields, num_rows=1)
@@ -191,7 +198,8 @@ class BatchCache:
     def extract(self, index: int) -> SingleCache:
         """Return a single-row cache of one row, in buffers of its own."""
         end = self._ends[index]
-        held = read_seat(self._buffers.fields, index, end, self._columns) if end else ()
+        capacity = single_columns(self._columns, end)
+        held = read_seat(self._buffers.fields, index, end, self._columns, num_columns=capacity) if end else ()
         return make_single(self._form, self._columns, end, held)
 
     def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
@@ -207,7 +215,7 @@ class BatchCache:
             self._right_padding = [self._right_padding[index] for index in chosen]
         self._placed = None
         self._round = RoundBooks()
-        count = buffer_columns(self._needed(), self._columns.limit)
+        _, count = self._size(self._needed())
         close_up(self._buffers, chosen, num_columns=count, num_used=self._needed())
 
     def extend(self, other: BatchCache) -> None:
@@ -320,7 +328,7 @@ class BatchCache:
     @property
     def state(self) -> tuple[Fields, list[int]]:
         """Buffers in array objects of their own, and ends; drop it before the next append."""
-        return tuple(mx.array(field) for field in self._buffers.fields), list(self._ends)
+        return tuple(field[:] for field in self._buffers.fields), list(self._ends)
 
     def __deepcopy__(self, memo: dict[int, object]) -> BatchCache:
         """Return a batch of the same rows; the two share bytes until one of them is written."""
@@ -368,7 +376,12 @@ class BatchCache:
         return written if limit is None else min(written, limit)
 
     def _size(self, num_columns: int) -> tuple[int, int]:
-        return power_of_two_at_least(len(self._ends)), buffer_columns(num_columns, self._columns.limit)
+        held, limit = self._buffers.fields, self._columns.limit
+        if held and held[0].shape[2] >= num_columns:
+            return power_of_two_at_least(len(self._ends)), held[0].shape[2]
+        # All rows share their columns, so these grow by an eighth and not by doubling.
+        columns = slabs(num_columns + num_columns // 8)
+        return power_of_two_at_least(len(self._ends)), columns if limit is None else min(columns, limit)
 
     def _read(self, num_columns: int) -> Fields:
         rows = len(self._ends)

@@ -105,7 +105,11 @@ def _grown(buffer: mx.array, size: tuple[int, int]) -> mx.array:
     num_seats, num_heads, num_columns, head_dim = buffer.shape
     if num_seats >= size[0] and num_columns >= size[1]:
         return buffer
-    shape = (max(num_seats, size[0]), num_heads, max(num_columns, size[1]), head_dim)
-    grown = mx.zeros(shape, buffer.dtype)
-    grown[:num_seats, :, :num_columns] = buffer
-    return grown
+    # One pass over the result, where zeros and a slice write would take two.
+    if num_columns < size[1]:
+        blank = mx.zeros((num_seats, num_heads, size[1] - num_columns, head_dim), buffer.dtype)
+        buffer = mx.concatenate([buffer, blank], axis=2)
+    if num_seats < size[0]:
+        blank = mx.zeros((size[0] - num_seats, *buffer.shape[1:]), buffer.dtype)
+        buffer = mx.concatenate([buffer, blank])
+    return buffer

@@ -18,15 +18,28 @@ if TYPE_CHECKING:
     from headrace_kvcache.slots import SlotTable
 
 
-def read_seat(fields: Fields, seat: int, end: int, columns: Columns) -> Fields:
-    """Return copies of what a row that ends at `end` holds, fields `(1, H, n, ...)` in the order of positions."""
+def read_seat(fields: Fields, seat: int, end: int, columns: Columns, *, num_columns: int = 0) -> Fields:
+    """Return copies of what a row that ends at `end` holds, in the order of positions.
+
+    Args:
+        fields: the buffers.
+        seat: the row's seat.
+        end: positions that the row holds.
+        columns: where positions lie.
+        num_columns: columns that the copies have at least; what is held fills the first ones, zeros the rest.
+
+    Returns:
+        Fields `(1, H, n, ...)`, copied in one pass.
+    """
     pieces = [piece for low, high in columns.held(end) for piece in columns.segments(low, high)]
-    return tuple(
-        mx.concatenate([field[seat : seat + 1, :, low:high] for low, high in pieces], axis=2)
-        if len(pieces) > 1
-        else mx.contiguous(field[seat : seat + 1, :, pieces[0][0] : pieces[0][1]])
-        for field in fields
-    )
+    blank = num_columns - sum(high - low for low, high in pieces)
+    copies: list[mx.array] = []
+    for field in fields:
+        parts = [field[seat : seat + 1, :, low:high] for low, high in pieces]
+        if blank > 0:
+            parts.append(mx.zeros((1, field.shape[1], blank, field.shape[3]), field.dtype))
+        copies.append(mx.concatenate(parts, axis=2) if len(parts) > 1 else mx.contiguous(parts[0]))
+    return tuple(copies)
 
 
 def write_seat(fields: Fields, seat: int, end: int, columns: Columns, contents: Fields) -> None:

@@ -128,7 +128,7 @@ class BatchRecurrentCache(RecurrentCache):
         del memo
         other = BatchRecurrentCache(len(self._arrays), self._ends)
         for index, array in enumerate(self._arrays):
-            other[index] = None if array is None else mx.array(array)
+            other[index] = None if array is None else array[:]
         other.offset, other.lengths = self.offset, self.lengths
         other._remaining = None if self._remaining is None else list(self._remaining)
         return other

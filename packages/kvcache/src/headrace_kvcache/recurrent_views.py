@@ -44,7 +44,7 @@ class Picked:
     def put(self, buffer: mx.array | None, rows: mx.array, num_seats: int) -> mx.array:
         """Write the rows' arrays into a buffer of at least `num_seats` seats and return it."""
         if self._run == (0, num_seats):
-            return mx.array(rows)
+            return rows[:]
         if buffer is None:
             buffer = mx.zeros((num_seats, *rows.shape[1:]), rows.dtype)
         buffer = _with_seats(buffer, num_seats)

@@ -66,18 +66,18 @@ def read_single(cache: object) -> SingleRow:
 
 
 def make_single(form: StoredForm, columns: Columns, end: int, fields: Fields) -> SingleCache:
-    """Return a single-row cache of a row's contents, in buffers of its own, computed at once.
+    """Return a single-row cache that takes over copies of a row's contents, computed at once.
 
     Args:
         form: how the row is stored.
         columns: the batch's layout.
         end: positions that the row holds.
-        fields: contents, in the order of positions; none for an empty row.
+        fields: contents in the order of positions, in `single_columns(columns, end)` columns; none for an empty row.
 
     Raises:
         UnsupportedCache: a form or layout without a single-row twin.
     """
-    keys, values = _sides(form, columns, end, fields)
+    keys, values = _sides(form, fields)
     if isinstance(columns, LinearColumns):
         if isinstance(form, AffineForm):
             return QuantizedKVCache.from_state((keys, values, end, form.group_size, form.bits))
@@ -96,17 +96,16 @@ def make_single(form: StoredForm, columns: Columns, end: int, fields: Fields) ->
 Side: TypeAlias = "mx.array | tuple[mx.array, ...] | None"
 
 
-def _sides(form: StoredForm, columns: Columns, end: int, fields: Fields) -> tuple[Side, Side]:
+def single_columns(columns: Columns, end: int) -> int:
+    """Return the columns that the single-row cache of a row has at rest: whole slabs, a ring at most its window."""
+    return min(slabs(end), columns.window) if isinstance(columns, RingColumns) else slabs(end)
+
+
+def _sides(form: StoredForm, fields: Fields) -> tuple[Side, Side]:
     if not fields:
         return None, None
-    held = fields[0].shape[2]
-    # The bytes that the single cache has at rest: whole slabs, a ring at most its window.
-    capacity = min(slabs(end), columns.window) if isinstance(columns, RingColumns) else slabs(end)
-    roomy = tuple(mx.zeros((*field.shape[:2], capacity, field.shape[3]), field.dtype) for field in fields)
-    for buffer, field in zip(roomy, fields, strict=True):
-        buffer[:, :, :held] = field
-    mx.eval(roomy)
-    keys, values = roomy[: form.num_key_fields], roomy[form.num_key_fields :]
+    mx.eval(fields)
+    keys, values = fields[: form.num_key_fields], fields[form.num_key_fields :]
     return (keys[0] if len(keys) == 1 else keys), (values[0] if len(values) == 1 else values)
 
 

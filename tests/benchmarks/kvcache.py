@@ -1,0 +1,183 @@
+"""Time batches of KV caches against mlx-lm's batch cache classes.
+
+    python tests/benchmarks/kvcache.py [--rows 1 8 32] [--tokens 512 4096 8192] [--repeats 7] [--kinds plain ring]
+
+Per number of rows and tokens, the median time of one layer's operation and the ratio mlx-lm / Headrace, the median over
+interleaved pairs, because a machine's speed wanders:
+
+update   append one position per row and attend over everything
+join     merge one more row of the same length, the last of the rows
+leave    drop the last row
+extract  copy one row out as a single cache
+
+"rows" is the same through `RowBatch`, as Headrace's own models take it; the others go through mlx-lm's protocol.
+"""
+
+import argparse
+import statistics
+import time
+
+import mlx.core as mx
+from mlx_lm.models import cache as theirs
+
+from headrace_kvcache import KVCache, RotatingKVCache, RotatingRowBatch, RowBatch, attend, merge_caches
+
+HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
+
+
+def single(kind, source, num_tokens):
+    """Return a filled single cache: `source` is "headrace" or "mlx-lm"."""
+    window = max(256, num_tokens // 2)
+    makers = {
+        ("plain", "headrace"): KVCache,
+        ("plain", "mlx-lm"): theirs.KVCache,
+        ("ring", "headrace"): lambda: RotatingKVCache(window),
+        ("ring", "mlx-lm"): lambda: theirs.RotatingKVCache(window),
+    }
+    cache = makers[kind, source]()
+    for start in range(0, num_tokens, 256):
+        added = mx.random.normal((1, KV_HEADS, min(256, num_tokens - start), HEAD_DIM))
+        cache.update_and_fetch(added, added)
+        mx.eval(cache.keys, cache.values)
+    return cache
+
+
+def batch(kind, source, caches):
+    merged = merge_caches(caches) if source == "headrace" else type(caches[0]).merge(caches)
+    append(merged, len(caches))
+    return merged
+
+
+def append(merged, num_rows):
+    one = mx.ones((num_rows, KV_HEADS, 1, HEAD_DIM))
+    mask = merged.make_mask(1)
+    keys, values = merged.update_and_fetch(one, one)
+    queries = mx.ones((num_rows, HEADS, 1, HEAD_DIM))
+    mx.eval(mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.1, mask=mask))
+
+
+def append_rows(rows):
+    slots = rows.joined
+    one = mx.ones((len(slots), KV_HEADS, 1, HEAD_DIM))
+    [view] = rows.view(slots, 1)
+    mx.eval(attend(view, mx.ones((len(slots), HEADS, 1, HEAD_DIM)), one, one, scale=0.1))
+    del view
+    rows.advance(slots, 1)
+
+
+def timed(action):
+    begin = time.perf_counter()
+    action()
+    return (time.perf_counter() - begin) * 1e3
+
+
+class Case:
+    """The operations of one source on rows of one length."""
+
+    def __init__(self, kind, source, num_rows, num_tokens):
+        self.source, self.num_rows = source, num_rows
+        self.joiner = single(kind, source, num_tokens)
+        self.merged = batch(kind, source, [self.joiner] * num_rows)
+        self.kind = kind
+
+    def update(self):
+        return timed(lambda: append(self.merged, self.num_rows))
+
+    def join(self):
+        def act():
+            other = merge_caches([self.joiner]) if self.source == "headrace" else type(self.joiner).merge([self.joiner])
+            self.merged.extend(other)
+            mx.eval(self.merged.state)
+
+        if self.num_rows == 1:
+            return timed(self.restart)
+        return timed(act)
+
+    def restart(self):
+        self.merged = batch(self.kind, self.source, [self.joiner])
+
+    def leave(self):
+        """The row comes back with the next `join`."""
+
+        def act():
+            self.merged.filter(list(range(self.num_rows - 1)))
+            mx.eval(self.merged.state)
+
+        return 0.0 if self.num_rows == 1 else timed(act)
+
+    def extract(self):
+        def act():
+            cache = self.merged.extract(self.num_rows // 2)
+            mx.eval(cache.keys, cache.values)
+
+        return timed(act)
+
+
+def row_batch(kind, num_rows, num_tokens, joiner):
+    window = max(256, num_tokens // 2)
+    rows = RowBatch(1, max_rows=num_rows) if kind == "plain" else RotatingRowBatch(1, max_rows=num_rows, window=window)
+    for _ in range(num_rows):
+        rows.join_caches([joiner], num_tokens=num_tokens + 1024)
+    append_rows(rows)
+    return rows
+
+
+def join_rows(rows, joiner):
+    rows.join_caches([joiner], num_tokens=joiner.offset + 1024)
+    mx.eval(rows.arrays)
+
+
+def extract_rows(rows):
+    [cache] = rows.extract(0)
+    mx.eval(cache.keys, cache.values)
+
+
+def measure(kind, num_rows, num_tokens, repeats):
+    """Return per operation the two medians in ms and the median ratio of interleaved pairs."""
+    cases = [Case(kind, source, num_rows, num_tokens) for source in ("headrace", "mlx-lm")]
+    joiner = cases[0].joiner
+    rows = row_batch(kind, num_rows, num_tokens, joiner)
+    by_rows = {
+        "update": lambda: append_rows(rows),
+        "leave": lambda: rows.leave(num_rows - 1),
+        "join": lambda: join_rows(rows, joiner),
+        "extract": lambda: extract_rows(rows),
+    }
+    times = {}
+    for _ in range(repeats):
+        for name, action in by_rows.items():
+            pair = [getattr(case, name)() for case in cases]
+            times.setdefault(name, []).append(pair)
+            times.setdefault(f"{name} rows", []).append([timed(action), pair[1]])
+        # Untimed: a row that fills its buffers alone shares the joiner's bytes until the first write.
+        append_rows(rows)
+    if num_rows == 1:
+        del times["leave"], times["leave rows"]
+    return {name: summary(pairs[1:] or pairs) for name, pairs in times.items()}
+
+
+def summary(pairs):
+    ours, other = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
+    return ours, other, statistics.median(pair[1] / pair[0] for pair in pairs)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 4096, 8192])
+    parser.add_argument("--kinds", nargs="+", default=["plain", "ring"], choices=["plain", "ring"])
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    print("| kind | rows | tokens | operation | Headrace, ms | mlx-lm, ms | ratio |")
+    print("|---|---|---|---|---|---|---|")
+    for kind in options.kinds:
+        for num_rows in options.rows:
+            for num_tokens in options.tokens:
+                measured = measure(kind, num_rows, num_tokens, options.repeats)
+                for name, (ours, other, ratio) in measured.items():
+                    print(f"| {kind} | {num_rows} | {num_tokens} | {name} | {ours:.2f} | {other:.2f} | {ratio:.2f} |")
+                mx.clear_cache()
+
+
+if __name__ == "__main__":
+    main()
