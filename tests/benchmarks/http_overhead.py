@@ -1,0 +1,162 @@
+"""What serving costs beside the model: CPU time per streamed token, and idle to first token (Linux).
+
+    uv run python tests/benchmarks/http_overhead.py [--tokens 2000] [--requests 100]
+
+The whole product runs, engine child included, on the null model of the design's section 6, whose forward returns one
+cached array. CPU time is the serving process's own (user and system), from /proc, divided by the tokens that its
+clients got; the engine's process and the clients are not in it. Idle to first token is one short request at a time,
+from sending it to the first text.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+from attrs import frozen
+
+from headrace_chat_server.composition import compose
+from headrace_chat_server.http_server import HttpServer
+from headrace_chat_server.settings import build
+from headrace_chat_server.stop_signals import stop_signals
+from headrace_chat_server.text_side import TextSide
+from headrace_http_api import SamplingDefaults
+from headrace_models import ModelSource
+from headrace_scheduling.testing import FakeCodec, ModelLoaderFake, NullModel
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class ByteCodec(FakeCodec):
+    """Bytes; completions only."""
+
+    has_chat_template = False
+
+    def prepare_chat(self, messages: object, *, template_kwargs: object = None) -> object:
+        raise ValueError("the null model has no chat template")
+
+
+async def serve(fd: int) -> None:
+    """Serve the null model on a listening socket until SIGINT."""
+    listener = socket.socket(fileno=fd)
+    composition = compose(
+        build({}),
+        ModelSource(name="null", path=Path("null"), format="folder"),
+        loader=ModelLoaderFake(NullModel),
+        load_text=lambda: TextSide(codec=ByteCodec(), sampling_defaults=SamplingDefaults(temperature=0.0)),
+    )
+    with stop_signals() as signals:
+        await composition.start()
+        try:
+            ready = asyncio.create_task(composition.wait_ready())
+            app = composition.make_app()
+            server = HttpServer(
+                app, gateway=composition.gateway, signals=signals, drain_timeout_s=5.0, log_level="warning"
+            )
+            await server.run(listener)
+            await ready
+        finally:
+            await composition.close()
+
+
+@frozen
+class Served:
+    """A running server process."""
+
+    url: str
+    pid: int
+
+    def cpu_s(self) -> float:
+        """User and system time of the process so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+@contextlib.contextmanager
+def running() -> Iterator[Served]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        command = [sys.executable, __file__, "--serve", str(listener.fileno())]
+        process = subprocess.Popen(command, pass_fds=(listener.fileno(),))
+    try:
+        while httpx.get(f"{url}/ready", timeout=30).status_code != 200:
+            time.sleep(0.05)
+        yield Served(url, process.pid)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+
+
+async def stream(client: httpx.AsyncClient, url: str, num_tokens: int) -> tuple[int, int, float]:
+    """Stream one completion; return its tokens, its chunks of text and the seconds until the first text."""
+    body = {
+        "prompt": "Hello",
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    sent, first, num_chunks, counted = time.perf_counter(), 0.0, 0, 0
+    async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line[6:])
+                num_chunks += 1
+                if not first and chunk["choices"] and chunk["choices"][0]["text"]:
+                    first = time.perf_counter() - sent
+                if chunk.get("usage"):
+                    counted = chunk["usage"]["completion_tokens"]
+    return counted, num_chunks, first
+
+
+async def measure_streams(served: Served, num_streams: int, num_tokens: int) -> None:
+    async with httpx.AsyncClient(timeout=300) as client:
+        before = served.cpu_s()
+        results = await asyncio.gather(*(stream(client, served.url, num_tokens) for _ in range(num_streams)))
+        spent = served.cpu_s() - before
+    tokens, chunks = sum(result[0] for result in results), sum(result[1] for result in results)
+    print(
+        f"{num_streams} stream(s): {spent / tokens * 1e6:6.1f} us of CPU per token, "
+        f"{spent / chunks * 1e6:6.1f} us per chunk ({tokens} tokens, {chunks} chunks)"
+    )
+
+
+async def measure_first_tokens(served: Served, num_requests: int) -> None:
+    async with httpx.AsyncClient(timeout=30) as client:
+        times = [(await stream(client, served.url, 1))[2] * 1e3 for _ in range(num_requests)]
+    ordered = sorted(times)
+    print(
+        f"idle to first token: median {statistics.median(times):.2f} ms, p95 {ordered[int(0.95 * len(times))]:.2f} ms"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=2000, help="tokens per stream")
+    parser.add_argument("--requests", type=int, default=100, help="requests for idle to first token")
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.serve is not None:
+        asyncio.run(serve(arguments.serve))
+        return
+    with running() as served:
+        asyncio.run(measure_first_tokens(served, 5))
+        asyncio.run(measure_first_tokens(served, arguments.requests))
+        for num_streams in (1, 8):
+            asyncio.run(measure_streams(served, num_streams, arguments.tokens))
+
+
+if __name__ == "__main__":
+    main()
