@@ -175,7 +175,10 @@ def main():
             for num_tokens in options.tokens:
                 measured = measure(kind, num_rows, num_tokens, options.repeats)
                 for name, (ours, other, ratio) in measured.items():
-                    print(f"| {kind} | {num_rows} | {num_tokens} | {name} | {ours:.2f} | {other:.2f} | {ratio:.2f} |")
+                    print(
+                        f"| {kind} | {num_rows} | {num_tokens} | {name} | {ours:.2f} | {other:.2f} | {ratio:.2f} |",
+                        flush=True,
+                    )
                 mx.clear_cache()
 
 
