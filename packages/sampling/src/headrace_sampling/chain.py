@@ -12,7 +12,7 @@ from headrace_sampling.draws import CurveDraw, PlainDraw
 from headrace_sampling.layout import row_replacement, sigma_filter, uses_top_p, uses_typical
 from headrace_sampling.logprobs import StepLogprobs
 from headrace_sampling.processors import Processors, changes_logits
-from headrace_sampling.ranked import RankedDraw, is_bounded
+from headrace_sampling.ranked import FEW_CANDIDATES, NUM_CANDIDATES, RankedDraw, is_bounded
 from headrace_sampling.setup import check_vocabulary
 
 if TYPE_CHECKING:
@@ -156,8 +156,9 @@ def _draw(kind: str, setups: Sequence[RowSetup], vocab_size: int, *, may_read: b
     params = [setup.params for setup in setups]
     if kind == "curve":
         return CurveDraw(params)
-    if kind == "ranked":
-        return RankedDraw(params, vocab_size, may_read=may_read)
+    if kind in {"ranked", "few"}:
+        count = FEW_CANDIDATES if kind == "few" else NUM_CANDIDATES
+        return RankedDraw(params, vocab_size, num_candidates=count, may_read=may_read)
     if kind == "plain":
         exempt = [(*setup.params.xtc_exempt, *setup.eos_token_ids) for setup in setups]
         return PlainDraw(params, exempt, vocab_size)
@@ -171,7 +172,10 @@ def _kind(params: SamplingParams, vocab_size: int) -> str:
         return "curve"
     ranks = uses_top_p(params) or (0 < params.top_k < vocab_size and is_bounded(params, vocab_size))
     # XTC and typical-p drop from the middle of the ranking and need every token's probability.
-    return "ranked" if ranks and not params.xtc_probability and not uses_typical(params) else "plain"
+    if not ranks or params.xtc_probability or uses_typical(params):
+        return "plain"
+    # The row's own parameters decide, so that neighbours do not change how ties fall.
+    return "few" if 0 < params.top_k <= FEW_CANDIDATES else "ranked"
 
 
 def _order(groups: Sequence[_Group], num_rows: int) -> mx.array | None:

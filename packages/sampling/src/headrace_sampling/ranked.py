@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from headrace_sampling.params import SamplingParams
 
 NUM_CANDIDATES = 1024
+FEW_CANDIDATES = 64
+"""Enough for rows whose top-k is no larger, at less than half the work."""
+
 _BLOCK = 16
 # Of the independent keys that a step's key is mixed into, the second; the first decides about XTC.
 _NOISE_INDEX = 2
@@ -57,11 +60,14 @@ class RankedDraw:
     Args:
         params: one per row, without XTC and typical-p.
         vocab_size: V.
+        num_candidates: how many of the best tokens to look at: enough for every bounded row.
         may_read: whether a step may read from the device which rows need to be sorted whole; else all unbounded ones
             are.
     """
 
-    def __init__(self, params: Sequence[SamplingParams], vocab_size: int, *, may_read: bool) -> None:
+    def __init__(
+        self, params: Sequence[SamplingParams], vocab_size: int, *, num_candidates: int, may_read: bool
+    ) -> None:
         self._params = params
         self._vocab_size = vocab_size
         self._unbounded = [row for row, entry in enumerate(params) if not is_bounded(entry, vocab_size)]
@@ -70,7 +76,10 @@ class RankedDraw:
         skips_candidates = bool(self._unbounded) and not may_read
         bounded = [row for row in range(len(params)) if row not in set(self._unbounded)]
         self._narrow = bounded if skips_candidates else list(range(len(params)))
-        self._candidates = _Candidates([params[row] for row in self._narrow], vocab_size) if self._narrow else None
+        self._candidates = None
+        if self._narrow:
+            count = min(num_candidates, vocab_size)
+            self._candidates = _Candidates([params[row] for row in self._narrow], count)
 
     def __call__(self, scores: mx.array, keys: Sequence[int]) -> mx.array:
         """Pick a token per row.
@@ -117,8 +126,8 @@ class RankedDraw:
 class _Candidates:
     """Rows decided by their best tokens."""
 
-    def __init__(self, params: Sequence[SamplingParams], vocab_size: int) -> None:
-        self._count = min(NUM_CANDIDATES, vocab_size)
+    def __init__(self, params: Sequence[SamplingParams], count: int) -> None:
+        self._count = count
         self._temperatures = temperatures(params)
         with_top_p = [row for row, entry in enumerate(params) if uses_top_p(entry)]
         self._top_p = column([params[row].top_p for row in with_top_p])
