@@ -7,6 +7,7 @@ from functools import partial
 import mlx.core as mx
 import pytest
 
+from headrace_kvcache import KVCache, RotatingKVCache
 from headrace_sampling import SamplingParams, make_step_sampler
 from headrace_scheduling import Engine, EngineFailed, GenerateOptions, MlxStepRunner
 from headrace_scheduling.scheduler import BatchScheduler, RowSpec
@@ -154,3 +155,24 @@ def test_a_failed_step_leaves_no_frame_alive(caplog):
         assert ref() is None
         assert engine.status.num_failed == 1
     assert "fails as told" in caplog.text
+
+
+class _WindowedModel(ScriptedModel):
+    """A model whose first layer sees its last positions alone."""
+
+    def make_cache(self):
+        return [RotatingKVCache(max_size=16), KVCache()]
+
+
+def test_each_layer_gets_slots_of_its_cache_kind():
+    """Law: a layer of windows gets rings, so rows past the window equal the rows alone on their own caches."""
+    model = _WindowedModel(_FACTS)
+    runner = MlxStepRunner(model, max_rows=3)
+    scheduler = BatchScheduler(3, 600, prefill_chunk=7)
+    for number, prompt in enumerate(_PROMPTS):
+        scheduler.submit(_spec(number, prompt, 24, SamplingParams()))
+    found = _run(runner, scheduler)
+    plain = ScriptedModel(_FACTS)
+    for number, prompt in enumerate(_PROMPTS):
+        assert found[number] == _alone(model, prompt, 24, SamplingParams())
+    assert found[2] != _alone(plain, _PROMPTS[2], 24, SamplingParams())

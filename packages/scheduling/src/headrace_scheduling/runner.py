@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 from attrs import define
 
-from headrace_kvcache import RowBatch
+from headrace_kvcache import make_row_batch
 from headrace_sampling import BatchSampler, RowSampling, create_row_sampling, make_step_sampler
 from headrace_scheduling.scheduler import PrefillSlice, Step, StepResult
 
@@ -42,12 +42,12 @@ class _Flight:
 
 
 class MlxStepRunner:
-    """A `StepRunner` over slots of a `RowBatch`. Everything happens on the thread that made it.
+    """A `StepRunner` over slots of the kinds of the model's caches. Everything happens on the thread that made it.
 
     A step samples its decode rows and the rows whose prompt ends, in one call and in this order.
 
     Args:
-        model: plain-attention caches only.
+        model: its `make_cache()` says which kind of slot each layer gets.
         max_rows: slots.
         launches_early: whether to enqueue a step while the one before it is unread. That keeps a GPU busy. On the CPU
             enqueueing waits for most of the work, so there the step is only built, and enqueued after the read.
@@ -57,12 +57,11 @@ class MlxStepRunner:
     def __init__(self, model: RuntimeModel, *, max_rows: int, launches_early: bool | None = None) -> None:
         self._model = model
         self._max_rows = max_rows
-        self._num_layers = len(model.make_cache())
         self._vocab_size = model.config.vocab_size
         self._launches_early = mx.default_device() == mx.Device(mx.gpu) if launches_early is None else launches_early
         self._sampler = BatchSampler()
         self._num_steps = 0
-        self._batch = RowBatch(self._num_layers, max_rows=max_rows)
+        self._batch = make_row_batch(model.make_cache(), max_rows=max_rows)
         self._rows: dict[int, _Row] = {}
         self._flights: deque[_Flight] = deque()
 
@@ -116,7 +115,7 @@ class MlxStepRunner:
         """Drop every row, buffer and step."""
         self._flights.clear()
         self._rows.clear()
-        self._batch = RowBatch(self._num_layers, max_rows=self._max_rows)
+        self._batch = make_row_batch(self._model.make_cache(), max_rows=self._max_rows)
         mx.clear_cache()
 
     # ---- building --------------------------------------------------------------------------------------------
