@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace_sampling import SamplingParams
 from headrace_scheduling import (
     Cancel,
     Cancelled,
@@ -276,6 +277,19 @@ def test_a_request_that_outgrows_the_context_is_refused_alone():
     """Law: the engine checks limits again, because placements come from outside."""
     run = Harness(loader=FakeLoader(max_positions=10)).run(_submit(1, "abc", 50), _submit(2))
     assert run.end(1).code == "context_over_budget"
+    assert run.text(2) == "abcab"
+
+
+_BIASED = GenerateOptions(sampling=SamplingParams(logit_bias={70_000: 1.0}))
+
+
+@pytest.mark.parametrize(
+    "request_", [GenerationRequest(prompt_ids=(97, 70_000)), GenerationRequest(prompt_ids=(97,), options=_BIASED)]
+)
+def test_a_token_outside_the_vocabulary_is_refused_alone(request_):
+    """Law: what would fail inside a step is refused before it, and its neighbours do not notice."""
+    run = Harness().run(Submit(request_id=1, request=request_, max_tokens=5), _submit(2))
+    assert run.end(1).code == "request_failed"
     assert run.text(2) == "abcab"
 
 

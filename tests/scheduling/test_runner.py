@@ -17,12 +17,13 @@ from headrace_scheduling.testing.loading import FakeFacts
 _FACTS = FakeFacts(max_positions=600, eos_token_ids=frozenset())
 _PROMPTS = [(5,), (7, 8, 9), tuple(range(40)), (1, 2), tuple(range(100, 117)), (200, 3, 4, 5)]
 _SEEDED = SamplingParams(temperature=0.9, top_p=0.9, seed=11)
+_PENALISED = SamplingParams(repetition_penalty=1.4, repetition_window=0, min_tokens=4)
 
 
 def _alone(model, prompt, num_tokens, params):
     """The obvious reference: one row, plain caches, the whole prompt at once, every token read."""
     caches = model.make_cache()
-    sampler = make_step_sampler(params, vocab_size=model.config.vocab_size)
+    sampler = make_step_sampler(params, vocab_size=model.config.vocab_size, initial_history=prompt)
     ids, tokens = mx.array([prompt]), []
     for step in range(num_tokens):
         hidden = model.forward_hidden(ids, caches)[:, -1:]
@@ -54,11 +55,12 @@ def _spec(request_id, prompt, max_tokens, params):
 @pytest.mark.parametrize("launches_early", [False, True])
 @pytest.mark.parametrize("chunk", [7, 512])
 def test_rows_in_a_batch_equal_the_rows_alone(launches_early, chunk):
-    """Law: joins, leaves, slices, neighbours and pipelining change no token of a row, greedy or seeded."""
+    """Law: joins, leaves, slices, neighbours and pipelining change no token of a row, whatever its sampling."""
     model = ScriptedModel(_FACTS)
     runner = MlxStepRunner(model, max_rows=3, launches_early=launches_early)
     scheduler = BatchScheduler(3, 600, prefill_chunk=chunk)
-    specs = [_spec(n, prompt, 6 + 5 * n, _SEEDED if n % 2 else SamplingParams()) for n, prompt in enumerate(_PROMPTS)]
+    kinds = (SamplingParams(), _SEEDED, _PENALISED)
+    specs = [_spec(n, prompt, 6 + 5 * n, kinds[n % 3]) for n, prompt in enumerate(_PROMPTS)]
     for spec in specs:
         scheduler.submit(spec)
     tokens = _run(runner, scheduler)

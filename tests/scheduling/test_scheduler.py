@@ -45,7 +45,7 @@ def test_prefill_is_sliced_and_interleaved_with_decode():
         step = scheduler.schedule()
         assert [row.request_id for row in step.decodes] == [1]
         slices.extend(step.prefills)
-    assert [(len(part.token_ids), part.is_last, part.sampling is not None) for part in slices] == [
+    assert [(len(part.token_ids), part.is_last, part.opening is not None) for part in slices] == [
         (4, False, True),
         (4, False, False),
         (2, True, False),

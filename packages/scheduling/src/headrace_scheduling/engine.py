@@ -28,7 +28,7 @@ from headrace_scheduling.rows import RowBook
 from headrace_scheduling.scheduler import BatchScheduler, RowSpec, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from headrace_scheduling.config import EngineConfig
     from headrace_scheduling.inbox import Inbox
@@ -62,6 +62,7 @@ class EngineLoop:
     ) -> None:
         self._info: EngineInfo | None = describe(loaded, config)
         self._eos_token_ids = self._info.eos_token_ids
+        self._vocab_size = self._info.vocab_size
         self._runner = runner
         self._inbox = inbox
         self._send = publish
@@ -128,13 +129,20 @@ class EngineLoop:
         if self._state != "ready":
             self._book.end(message.request_id, Failed(code="engine_failed", message=f"the engine is {self._state}"))
             return
-        options = message.request.options
+        options, prompt_ids = message.request.options, message.request.prompt_ids
+        foreign = _foreign_token(
+            prompt_ids, [token_id for token_id, _ in options.sampling.logit_bias], self._vocab_size
+        )
+        if foreign is not None:
+            # Refused here, because inside a step it would end the row's neighbours too.
+            self._book.end(message.request_id, Failed(code="request_failed", message=foreign))
+            return
         spec = RowSpec(
             request_id=message.request_id,
-            prompt_ids=message.request.prompt_ids,
+            prompt_ids=prompt_ids,
             max_tokens=message.max_tokens,
             sampling=options.sampling,
-            eos_token_ids=frozenset() if options.ignore_eos else self._eos_token_ids,
+            eos_token_ids=frozenset() if options.ignore_eos or options.sampling.ignore_eos else self._eos_token_ids,
             serial=message.serial,
         )
         try:
@@ -175,7 +183,7 @@ class EngineLoop:
         broken = [
             part.request_id
             for part in step.prefills
-            if part.sampling is not None and not self._book.admit(part.request_id)
+            if part.opening is not None and not self._book.admit(part.request_id)
         ]
         # A slice may take seconds, and dispatching may wait for it: tell before what is known by now.
         if step.prefills or self._has_news:
@@ -230,6 +238,16 @@ class EngineLoop:
             num_cancelled=totals.num_cancelled,
             kv_bytes=self._runner.kv_bytes,
         )
+
+
+def _foreign_token(prompt_ids: Sequence[int], biased_ids: Sequence[int], vocab_size: int) -> str | None:
+    """Return why a request names a token that the vocabulary lacks, or None."""
+    for what, token_ids in (("prompt_ids", prompt_ids), ("sampling.logit_bias", biased_ids)):
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+            return (
+                f"{what} holds token ids from {min(token_ids)} to {max(token_ids)}; they must be 0 to {vocab_size - 1}"
+            )
+    return None
 
 
 def describe(loaded: LoadedModel, config: EngineConfig) -> EngineInfo:

@@ -15,6 +15,13 @@ def _positive_or_none(_instance: object, attribute: object, value: object) -> No
         raise ValueError(f"{name} is {value!r}; it must be an integer of at least 1, or None for no limit")
 
 
+def _without_logprobs(_instance: object, _attribute: object, value: SamplingParams) -> None:
+    if value.logprobs is not None:
+        raise ValueError(
+            f"sampling.logprobs is {value.logprobs!r}; this engine delivers no log-probabilities yet: leave it None"
+        )
+
+
 @frozen(kw_only=True)
 class GenerateOptions:
     """How to generate.
@@ -33,7 +40,7 @@ class GenerateOptions:
         validator=validators.deep_iterable(validators.instance_of(str), validators.instance_of(tuple)),
     )
     ignore_eos: bool = False
-    sampling: SamplingParams = field(factory=SamplingParams)
+    sampling: SamplingParams = field(factory=SamplingParams, validator=_without_logprobs)
 
 
 @frozen(kw_only=True)

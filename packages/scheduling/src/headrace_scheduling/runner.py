@@ -10,12 +10,11 @@ from attrs import define
 
 from headrace_kvcache import make_row_batch
 from headrace_sampling import BatchSampler, RowSampling, create_row_sampling, make_step_sampler
-from headrace_scheduling.scheduler import PrefillSlice, Step, StepResult
+from headrace_scheduling.scheduler import PrefillSlice, RowOpening, Step, StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace_sampling import SamplingParams
     from headrace_scheduling.config import EngineConfig
     from headrace_scheduling.ports import LoadedModel, RowContext, RuntimeModel
 
@@ -33,11 +32,19 @@ class _Row:
 
 @define
 class _Flight:
-    """A step that was built. `tokens` are the ids of `request_ids`; with `targets` the whole step is computed."""
+    """A step that was built.
+
+    Attributes:
+        request_ids, rows, hidden: the rows that sample, and their last hidden positions `(B, 1, D)` in parts.
+        prefilled: hidden positions that are only computed.
+        tokens: `(B,) int32`, once the step is launched and if any row samples.
+    """
 
     request_ids: tuple[int, ...]
-    tokens: mx.array | None
-    targets: list[mx.array]
+    rows: list[_Row]
+    hidden: list[mx.array]
+    prefilled: list[mx.array]
+    tokens: mx.array | None = None
     is_launched: bool = False
 
 
@@ -77,7 +84,7 @@ class MlxStepRunner:
         """Build a step, and enqueue it as far as the device allows."""
         self._launch_built()
         hidden: list[mx.array] = []
-        targets: list[mx.array] = []
+        prefilled: list[mx.array] = []
         if step.decodes:
             hidden.append(self._forward_decodes(tuple(row.slot for row in step.decodes)))
         # A view names its rows in ascending order of slot.
@@ -85,13 +92,10 @@ class MlxStepRunner:
         ending = [part for part in parts if part.is_last]
         if parts:
             last_hidden = self._forward_slices(parts)
-            (hidden if ending else targets).append(last_hidden)
+            (hidden if ending else prefilled).append(last_hidden)
         sampled = (*step.decodes, *ending)
-        tokens = self._sample(hidden, [row.slot for row in sampled])
-        request_ids = tuple(row.request_id for row in sampled)
-        if tokens is not None:
-            targets.append(tokens)
-        self._flights.append(_Flight(request_ids, tokens, targets))
+        rows = [self._rows[row.slot] for row in sampled]
+        self._flights.append(_Flight(tuple(row.request_id for row in sampled), rows, hidden, prefilled))
         if self._launches_early or len(self._flights) == 1:
             self._launch(self._flights[-1])
         self._clear_buffers(had_prefill=bool(step.prefills))
@@ -101,7 +105,7 @@ class MlxStepRunner:
         flight = self._flights.popleft()
         self._launch(flight)
         if flight.tokens is None:
-            mx.eval(flight.targets)
+            mx.eval(flight.prefilled)
             return StepResult({})
         values: list[int] = flight.tokens.tolist()  # pyright: ignore[reportAssignmentType]
         return StepResult({request_id: (value,) for request_id, value in zip(flight.request_ids, values, strict=True)})
@@ -129,8 +133,8 @@ class MlxStepRunner:
         B counts the rows whose prompt ends, or all if none does: the head never sees a whole prompt.
         """
         for part in parts:
-            if part.sampling is not None:
-                self._join(part.slot, part.sampling)
+            if part.opening is not None:
+                self._join(part.slot, part.opening)
         lengths = [len(part.token_ids) for part in parts]
         longest = max(lengths)
         ids = mx.array([part.token_ids + (0,) * (longest - len(part.token_ids)) for part in parts], dtype=mx.int32)
@@ -149,22 +153,16 @@ class MlxStepRunner:
         self._batch.advance(slots, num_tokens if lengths is None else lengths)
         return hidden
 
-    def _join(self, slot: int, sampling: SamplingParams) -> None:
+    def _join(self, slot: int, opening: RowOpening) -> None:
         if self._batch.join() != slot:
             raise RuntimeError(f"slot {slot} is not the lowest free one; scheduler and cache disagree")
-        sampler = make_step_sampler(sampling, vocab_size=self._vocab_size)
+        sampler = make_step_sampler(
+            opening.sampling,
+            vocab_size=self._vocab_size,
+            initial_history=opening.prompt_ids,
+            eos_token_ids=opening.eos_token_ids,
+        )
         self._rows[slot] = _Row(create_row_sampling(sampler), self._model.row_context())
-
-    def _sample(self, hidden: Sequence[mx.array], slots: Sequence[int]) -> mx.array | None:
-        if not hidden:
-            return None
-        last = hidden[0] if len(hidden) == 1 else mx.concatenate(list(hidden))
-        logits = self._model.logits_from_hidden(last)[:, -1]
-        rows = [self._rows[slot] for slot in slots]
-        tokens = self._sampler.sample(logits, [row.sampling for row in rows]).tokens
-        for index, row in enumerate(rows):
-            row.tokens, row.index = tokens, index
-        return tokens
 
     def _last_tokens(self, slots: Sequence[int]) -> mx.array:
         """Return the rows' last sampled tokens `(B,)` without reading them."""
@@ -187,8 +185,20 @@ class MlxStepRunner:
     def _launch(self, flight: _Flight) -> None:
         if not flight.is_launched:
             flight.is_launched = True
-            # Not the buffers: every target reads them after its writes, and one more reference makes a write a copy.
-            mx.async_eval(*flight.targets)
+            self._sample(flight)
+            # Not the buffers: these targets read them after the writes, and a further reference makes a write a copy.
+            mx.async_eval(*([] if flight.tokens is None else [flight.tokens]), *flight.prefilled)
+
+    def _sample(self, flight: _Flight) -> None:
+        """Sample a step's rows. Only now: some filters read flags, which computes the step's forward."""
+        if not flight.rows:
+            return
+        last = flight.hidden[0] if len(flight.hidden) == 1 else mx.concatenate(flight.hidden)
+        logits = self._model.logits_from_hidden(last)[:, -1]
+        flight.tokens = self._sampler.sample(logits, [row.sampling for row in flight.rows]).tokens
+        flight.hidden.clear()
+        for index, row in enumerate(flight.rows):
+            row.tokens, row.index = flight.tokens, index
 
     def _clear_buffers(self, *, had_prefill: bool) -> None:
         self._num_steps += 1

@@ -20,20 +20,29 @@ if TYPE_CHECKING:
 
 
 @frozen(kw_only=True)
+class RowOpening:
+    """A row's sampling and what it looks at: the whole prompt, and the tokens that end the row."""
+
+    sampling: SamplingParams
+    prompt_ids: tuple[int, ...]
+    eos_token_ids: frozenset[int]
+
+
+@frozen(kw_only=True)
 class PrefillSlice:
     """The next part of a row's prompt.
 
     Attributes:
         token_ids: the prompt tokens of this slice, at least one.
         is_last: the slice ends the prompt, so the step samples the row's first token.
-        sampling: the row's parameters on its first slice, None on later ones.
+        opening: what the runner needs to seat the row, on its first slice; None on later ones.
     """
 
     request_id: int
     slot: int
     token_ids: tuple[int, ...]
     is_last: bool
-    sampling: SamplingParams | None = None
+    opening: RowOpening | None = None
 
 
 @frozen
@@ -250,12 +259,16 @@ class BatchScheduler:
             slot=row.slot,
             token_ids=row.spec.prompt_ids[begin : row.num_prefilled],
             is_last=is_last,
-            sampling=row.spec.sampling if begin == 0 else None,
+            opening=_opening_of(row.spec) if begin == 0 else None,
         )
 
 
 def _slot_of(row: _Row) -> int:
     return row.slot
+
+
+def _opening_of(spec: RowSpec) -> RowOpening:
+    return RowOpening(sampling=spec.sampling, prompt_ids=spec.prompt_ids, eos_token_ids=spec.eos_token_ids)
 
 
 def _gain(row: _Row, token_ids: tuple[int, ...]) -> RowTokens:

@@ -95,7 +95,7 @@ class FakeStepRunner:
 
     def _prefill(self, step: Step, tokens: dict[int, tuple[int, ...]]) -> None:
         for part in step.prefills:
-            if part.sampling is not None:
+            if part.opening is not None:
                 if part.slot in self._slots:
                     raise RuntimeError(f"slot {part.slot} is taken")
                 self._slots[part.slot] = (part.request_id, [], 0)
