@@ -1,21 +1,18 @@
-"""Layers: fused equals apart, packed equals dequantized, blocks equal their formulas."""
+"""Layers: fused equals apart, packed equals dequantized, norms equal their formulas."""
 
 import mlx.core as mx
 import pytest
-from attrs import evolve
 
 from headrace_models.errors import WeightMismatch
 from headrace_models.layers import (
     Dense,
     Embedding,
-    FeedForward,
+    LayerNorm,
     Linear,
     Norm,
     Packed,
     SplitLinear,
     fuse,
-    gated_silu,
-    gated_silu_by_powers,
 )
 
 
@@ -79,34 +76,18 @@ def test_scales_follow_the_activations():
     assert weight.with_activations(mx.float32).project(normal(1, 64)).dtype == mx.float32
 
 
-@pytest.mark.parametrize("num_rows", [1, 8])
-@pytest.mark.parametrize("bias", [None, normal(16, seed=8)], ids=["plain", "biased"])
-def test_halves_equal_the_stack(num_rows, bias):
-    """Multiplying gate and up apart changes nothing, and their views hold no memory of their own."""
-    gate, up = Linear(Dense(normal(16, 8, seed=1)), bias), Linear(Dense(normal(16, 8, seed=2)), bias)
-    down, x = Linear(Dense(normal(8, 16, seed=3))), normal(num_rows, 1, 8, seed=4)
-    stacked, apart = (FeedForward.from_parts(gate, up, down, on_gpu=on_gpu) for on_gpu in (True, False))
-    apart = evolve(apart, activate=gated_silu)
-    assert close(stacked(x), apart(x), 1e-5)
-    assert sum(array.nbytes for array in stacked.arrays()) == sum(array.nbytes for array in apart.arrays())
-
-
-def test_feed_forward_and_norm_equal_their_formulas():
+def test_norms_equal_their_formulas():
     """Slow, obvious references."""
-    gate, up, down = normal(16, 8, seed=1), normal(16, 8, seed=2), normal(8, 16, seed=3)
-    x = normal(1, 2, 8, seed=4)
-    layer = FeedForward(fuse([Linear(Dense(gate)), Linear(Dense(up))]), Linear(Dense(down)))
-    projected = x @ gate.T
-    assert close(layer(x), (projected / (1 + mx.exp(-projected)) * (x @ up.T)) @ down.T)
-    gain = normal(8, seed=6)
+    gain, bias, x = normal(8, seed=6), normal(8, seed=7), normal(1, 2, 8, seed=4)
     assert close(Norm(gain, 1e-5)(x), x / mx.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * gain)
+    centred = x - x.mean(-1, keepdims=True)
+    expected = centred / mx.sqrt((centred * centred).mean(-1, keepdims=True) + 1e-5) * gain + bias
+    assert close(LayerNorm(gain, bias, 1e-5)(x), expected)
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
-def test_silu_by_powers_equals_silu(dtype):
-    """Both forms agree, also where e^-x leaves the range of the dtype."""
-    gate = mx.array([-1e4, -300.0, -88.0, -20.0, -1.0, -1e-8, 0.0, 1e-8, 1.0, 20.0, 88.0, 300.0, 1e4]).astype(dtype)
-    up = mx.full(gate.shape, 1.5, dtype)
-    by_powers, plain = gated_silu_by_powers(gate, up), gated_silu(gate, up)
-    assert by_powers.dtype == dtype
-    assert mx.allclose(by_powers, plain, rtol=2e-6, atol=1e-30)
+def test_a_scaled_embedding_scores_unscaled():
+    """The factor belongs to the lookup; the tied head is the matrix itself."""
+    embedding, ids, hidden = Embedding(Dense(normal(4, 8)), 3.0), mx.array([[1, 2]]), normal(1, 1, 8, seed=2)
+    plain = Embedding(Dense(normal(4, 8)))
+    assert close(embedding(ids), plain(ids) * 3)
+    assert close(embedding.project(hidden), plain.project(hidden))

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_models.errors import UnsupportedArchitecture
-from headrace_models.rope import AngleRope, FusedRope, rope_frequencies
+from headrace_models.rope import AngleRope, FusedRope
+from headrace_models.rope_scaling import rope_angles
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -25,31 +26,29 @@ SCALINGS = [None, {"rope_type": "default"}, {"type": "linear", "factor": 4.0}, L
 @pytest.mark.parametrize("offset", [0, 9, [3, 40]])
 def test_angles_equal_the_fused_kernel(scaling, num_tokens, offset):
     """Both forms rotate alike, for one offset and for one per row, within float32 rounding of the angles."""
-    frequencies = rope_frequencies(16, 10000.0, scaling)
+    angles = rope_angles(16, 10000.0, scaling)
     heads = mx.random.normal((2, 3, num_tokens, 16), key=mx.random.key(0))
     where = mx.array(offset, dtype=mx.int32) if isinstance(offset, list) else offset
-    rotated = [
-        form.from_frequencies(frequencies).at(where, num_tokens, mx.float32)(heads) for form in (AngleRope, FusedRope)
-    ]
+    rotated = [form.from_angles(angles).at(where, num_tokens, mx.float32)(heads) for form in (AngleRope, FusedRope)]
     assert mx.abs(rotated[0] - rotated[1]).max().item() < 2e-5
 
 
 def test_bfloat16_stays_bfloat16_and_equals_the_fused_kernel():
     """Angles are computed in float32 and applied in the heads' dtype, as the kernel does on CPU."""
     heads = mx.random.normal((2, 3, 4, 16), key=mx.random.key(0)).astype(mx.bfloat16)
-    frequencies = rope_frequencies(16, 10000.0)
-    angles = AngleRope.from_frequencies(frequencies).at(7, 4, mx.bfloat16)(heads)
-    kernel = FusedRope.from_frequencies(frequencies).at(7, 4, mx.bfloat16)(heads)
-    assert angles.dtype == mx.bfloat16
+    angles = rope_angles(16, 10000.0)
+    rotated = AngleRope.from_angles(angles).at(7, 4, mx.bfloat16)(heads)
+    kernel = FusedRope.from_angles(angles).at(7, 4, mx.bfloat16)(heads)
+    assert rotated.dtype == mx.bfloat16
     # One unit in the last place of bfloat16 at magnitude 4.
-    assert mx.abs(angles - kernel).max().item() <= 2**-5
+    assert mx.abs(rotated - kernel).max().item() <= 2**-5
 
 
 @settings(max_examples=20, deadline=None)
 @given(base=st.integers(0, 500), gap=st.integers(0, 200))
 def test_scores_depend_on_distance_alone(base, gap):
     """Rotating a query and a key by the same shift leaves their product unchanged."""
-    rope = AngleRope.from_frequencies(rope_frequencies(8, 10000.0))
+    rope = AngleRope.from_angles(rope_angles(8, 10000.0))
     query, key = mx.random.normal((2, 1, 1, 1, 8), key=mx.random.key(1))
 
     def score(shift: int) -> float:
@@ -61,13 +60,13 @@ def test_scores_depend_on_distance_alone(base, gap):
 
 def test_plain_frequencies_are_the_powers_of_the_base():
     """Rounded as MLX's kernel rounds them, they are base^(-2i/D) to float32."""
-    assert rope_frequencies(8, 10000.0) == pytest.approx([1.0, 0.1, 0.01, 0.001], rel=1e-6)
+    assert rope_angles(8, 10000.0).frequencies == pytest.approx([1.0, 0.1, 0.01, 0.001], rel=1e-6)
 
 
 def test_llama3_keeps_short_waves_and_stretches_long_ones():
     """Waves shorter than context / high keep their frequency, longer than context / low are divided by the factor."""
-    plain = rope_frequencies(64, 10000.0)
-    scaled = rope_frequencies(64, 10000.0, LLAMA3)
+    plain = rope_angles(64, 10000.0).frequencies
+    scaled = rope_angles(64, 10000.0, LLAMA3).frequencies
     for before, after in zip(plain, scaled, strict=True):
         turns = 64 * before / (2 * math.pi)
         if turns >= 4:
@@ -80,13 +79,13 @@ def test_llama3_keeps_short_waves_and_stretches_long_ones():
 
 def test_factors_of_a_gguf_file_divide_the_frequencies():
     """A tensor of divisors replaces the scaling of the configuration."""
-    assert rope_frequencies(4, 100.0, LLAMA3, factors=[1.0, 2.0]) == pytest.approx([1.0, 0.05])
+    assert rope_angles(4, 100.0, LLAMA3, factors=[1.0, 2.0]).frequencies == pytest.approx([1.0, 0.05])
 
 
 @pytest.mark.parametrize(
     ("scaling", "named"),
     [
-        ({"rope_type": "yarn", "factor": 2.0}, "yarn"),
+        ({"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
         ({"rope_type": "linear"}, "rope_scaling.factor"),
         ({"rope_type": "linear", "factor": 0}, "rope_scaling.factor"),
         ({"rope_type": "llama3", "factor": "8"}, "rope_scaling.factor"),
@@ -95,4 +94,4 @@ def test_factors_of_a_gguf_file_divide_the_frequencies():
 def test_unknown_scaling_is_refused_by_name(scaling, named):
     """A rope that is not known is an error that names the field or the type, never a plain rope."""
     with pytest.raises(UnsupportedArchitecture, match=named):
-        rope_frequencies(16, 10000.0, scaling)
+        rope_angles(16, 10000.0, scaling)

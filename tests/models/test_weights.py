@@ -11,8 +11,8 @@ from headrace_models.config import read_config
 from headrace_models.errors import UnsupportedFormat, WeightMismatch
 from headrace_models.gguf_weights import read_gguf_tensors
 from headrace_models.layers import Dense, Packed
-from headrace_models.llama import llama_shapes
 from headrace_models.sources import resolve
+from headrace_models.tensors import tensor_shapes
 from headrace_models.weights import Checkpoint, WeightForm, open_checkpoint, read_folder_tensors
 
 PLAIN = WeightForm(dtype=mx.float32, keep_packed=False)
@@ -21,7 +21,7 @@ KEPT = WeightForm(dtype=mx.float32, keep_packed=True)
 
 @pytest.fixture
 def shapes(tiny_llama):
-    return llama_shapes(read_config(resolve(tiny_llama)))
+    return tensor_shapes(read_config(resolve(tiny_llama)))
 
 
 def test_a_whole_checkpoint_fits(tiny_llama, shapes):
@@ -177,7 +177,9 @@ def test_gguf_weights_equal_what_was_stored(tmp_path, kind):
     """Whatever the type and however it is read, names, row order and values are those of the original model."""
     path = tmp_path / "model.gguf"
     stored = write_gguf(path, GGMLQuantizationType[kind])
-    checkpoint = Checkpoint(read_gguf_tensors(path, num_heads=NUM_HEADS, num_kv_heads=NUM_KV_HEADS), PLAIN)
+    checkpoint = Checkpoint(
+        read_gguf_tensors(path, model_type="llama", num_heads=NUM_HEADS, num_kv_heads=NUM_KV_HEADS), PLAIN
+    )
     assert checkpoint.is_packed == (kind in ("Q4_0", "Q4_1", "Q8_0"))
     checkpoint.check({name: values.shape for name, values in stored.items()})
     for name, values in stored.items():
@@ -190,7 +192,7 @@ def test_the_starter_model_is_packed_and_complete(smollm2):
     config = read_config(smollm2)
     checkpoint = open_checkpoint(smollm2, config)
     checkpoint.form = KEPT
-    checkpoint.check(llama_shapes(config))
+    checkpoint.check(tensor_shapes(config))
     query, embedding = (
         checkpoint.take_matrix(name) for name in ("model.layers.0.self_attn.q_proj", "model.embed_tokens")
     )

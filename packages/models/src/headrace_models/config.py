@@ -8,6 +8,8 @@ from typing import cast
 from attrs import field, frozen
 
 from headrace_models.errors import SourceError, UnsupportedFormat
+from headrace_models.families import FAMILIES, unknown_family
+from headrace_models.family import Family
 from headrace_models.fields import Fields
 from headrace_models.folder import read_json_object
 from headrace_models.gguf_config import gguf_settings
@@ -99,6 +101,7 @@ def read_config(source: ModelSource, *, gguf: GgufFile | None = None) -> ModelCo
     Raises:
         SourceError: a file or field is missing or has the wrong type.
         UnsupportedFormat: the weights are packed in a way that is not read.
+        UnsupportedArchitecture: the model type is not known, and the file does not name its sizes as known ones do.
     """
     if source.format == "gguf":
         file = gguf or read_gguf(source.path)
@@ -113,6 +116,16 @@ def read_config(source: ModelSource, *, gguf: GgufFile | None = None) -> ModelCo
 
 
 def _model_config(fields: Fields, generation: Fields, tokenizer_eos: frozenset[int]) -> ModelConfig:
+    model_type = fields.text("model_type")
+    if model_type in FAMILIES:
+        return _family_config(FAMILIES[model_type], fields, generation, tokenizer_eos)
+    try:
+        return _family_config(Family(), fields, generation, tokenizer_eos)
+    except SourceError as error:
+        raise unknown_family(model_type) from error
+
+
+def _family_config(family: Family, fields: Fields, generation: Fields, tokenizer_eos: frozenset[int]) -> ModelConfig:
     hidden_size = fields.count("hidden_size")
     num_heads = fields.count("num_attention_heads")
     if not fields.has("head_dim") and hidden_size % num_heads:
@@ -138,13 +151,12 @@ def _model_config(fields: Fields, generation: Fields, tokenizer_eos: frozenset[i
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
         head_dim=fields.count("head_dim", default=hidden_size // num_heads),
-        rms_norm_eps=fields.number("rms_norm_eps"),
-        hidden_act=fields.text("hidden_act", default="silu"),
+        rms_norm_eps=fields.number(family.epsilon_field),
+        hidden_act=fields.text(family.activation_field, default=family.default_activation),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         max_positions=fields.count("max_position_embeddings"),
-        # Absent means tied in Hugging Face's base configuration, but llama and its kin override that.
-        tie_word_embeddings=fields.flag("tie_word_embeddings", default=False),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", default=family.is_tied),
         attention_bias=fields.flag("attention_bias", default=False),
         mlp_bias=fields.flag("mlp_bias", default=False),
         bos_token_id=min(bos, default=None),
@@ -170,6 +182,9 @@ def _end_tokens(fields: Fields, generation: Fields, tokenizer: frozenset[int], v
 def _rope(fields: Fields) -> tuple[float, Mapping[str, object] | None]:
     """Read base and scaling from either form: `rope_theta` with `rope_scaling`, or `rope_parameters` with both."""
     scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling") or {}
+    if isinstance(scaling.get("full_attention"), dict):
+        # One entry for each kind of layer; the windowed ones' is read where layers are told apart.
+        scaling = cast("dict[str, object]", scaling["full_attention"])
     nested = Fields(scaling, origin=f"the rope settings of {fields.origin}")
     theta = nested.number("rope_theta", default=fields.number("rope_theta", default=10_000.0))
     kind = nested.text("rope_type", default=nested.text("type", default="default"))

@@ -77,8 +77,6 @@ def _check_free(target: Path) -> None:
 
 def _write(source: ModelSource, folder: Path, dtype: ExportDtype) -> None:
     config = read_config(source)
-    if config.model_type != "llama":
-        raise UnsupportedArchitecture(f"model_type is {config.model_type!r}; only 'llama' models can be exported.")
     _write_weights(source, config, folder, dtype)
     unpacked = {key: value for key, value in config.raw.items() if not key.startswith("quantization")}
     settings = {**unpacked, "torch_dtype": dtype, "tie_word_embeddings": config.tie_word_embeddings}
@@ -90,7 +88,7 @@ def _write(source: ModelSource, folder: Path, dtype: ExportDtype) -> None:
 def _write_weights(source: ModelSource, config: ModelConfig, folder: Path, dtype: ExportDtype) -> None:
     import mlx.core as mx
 
-    from headrace_models.llama import llama_shapes
+    from headrace_models.tensors import check_num_layers, tensor_shapes
     from headrace_models.weights import WeightForm, open_checkpoint
 
     form = WeightForm(
@@ -103,7 +101,8 @@ def _write_weights(source: ModelSource, config: ModelConfig, folder: Path, dtype
             "The GGUF file carries rope factors as a tensor, which config.json cannot express; "
             "export from the original Hugging Face folder."
         )
-    shapes = llama_shapes(config)
+    check_num_layers(config, checkpoint.tensors)
+    shapes = tensor_shapes(config)
     checkpoint.check(shapes)
     tensors = {name: checkpoint.take_tensor(name) for name in shapes}
     try:

@@ -38,6 +38,7 @@ _SAMPLING = {
     "penalty_repeat": "repetition_penalty",
 }
 _MODEL_TYPES = {"gemma3": "gemma3_text"}
+_LAYERS_OF_GEMMA3_27B = 62
 
 
 def gguf_settings(file: GgufFile) -> tuple[dict[str, object], dict[str, object]]:
@@ -76,7 +77,25 @@ def gguf_settings(file: GgufFile) -> tuple[dict[str, object], dict[str, object]]
         settings["bos_token_id"] = bos
     settings["eos_token_id"] = sorted(gguf_eos_ids(metadata))
     generation = {name: _trimmed(metadata.get(f"general.sampling.{key}")) for key, name in _SAMPLING.items()}
+    if architecture == "gemma3":
+        settings |= _gemma3_settings(settings)
     return settings, {name: value for name, value in generation.items() if value is not None}
+
+
+def _gemma3_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """Give what llama.cpp does not write, because all Gemma 3 models agree on it, or all but the largest."""
+    hidden, heads = settings.get("hidden_size"), settings.get("num_attention_heads")
+    is_largest = settings.get("num_hidden_layers") == _LAYERS_OF_GEMMA3_27B
+    found: dict[str, object] = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_local_base_freq": 10_000.0,
+        "sliding_window_pattern": 6,
+    }
+    if is_largest and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        found["query_pre_attn_scalar"] = hidden // heads
+    elif settings.get("head_dim") is not None:
+        found["query_pre_attn_scalar"] = settings["head_dim"]
+    return found
 
 
 def gguf_eos_ids(metadata: Mapping[str, object]) -> frozenset[int]:

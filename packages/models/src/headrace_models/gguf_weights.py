@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file of the llama family under Hugging Face names, packed where MLX has the packing."""
+"""Tensors of a GGUF file under Hugging Face names and conventions, packed where MLX has the packing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
-from headrace_models.errors import UnsupportedFormat
+from headrace_models.errors import UnsupportedArchitecture, UnsupportedFormat
 from headrace_models.gguf_file import dequantize, read_gguf
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from headrace_models.gguf_file import GgufFile
@@ -19,7 +20,7 @@ __all__ = ["read_gguf_tensors"]
 _MLX_TYPES = frozenset({"F32", "F16", "Q4_0", "Q4_1", "Q8_0"})
 
 _TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_IN_LAYER = {
+_LLAMA = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -30,30 +31,49 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA3 = _LLAMA | {
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# By model_type: names within a layer, and whether the files hold norms as 1 + w and rows of q and k in pairs.
+_DIALECTS = {"gemma3_text": (_GEMMA3, True, False), "llama": (_LLAMA, False, True)}
 
 
-def read_gguf_tensors(path: Path, *, num_heads: int, num_kv_heads: int) -> dict[str, mx.array]:
+def read_gguf_tensors(path: Path, *, model_type: str, num_heads: int, num_kv_heads: int) -> dict[str, mx.array]:
     """Read a file's tensors in Hugging Face's names and row order.
 
     Q4_0, Q4_1 and Q8_0 stay packed as `weight`, `scales` and `biases`, when all types of the file are among those
     that MLX reads; otherwise everything is dequantized to float32 by the `gguf` package.
 
     Args:
+        model_type: Hugging Face's name of the architecture.
         num_heads: query heads; llama.cpp stores the rows of q and k in another order per head.
         num_kv_heads: key heads.
 
     Raises:
         UnsupportedFormat: for a file or a tensor type that cannot be read.
+        UnsupportedArchitecture: for a model type whose GGUF names are not known.
     """
+    if model_type not in _DIALECTS:
+        raise UnsupportedArchitecture(
+            f"GGUF files of {model_type!r} models are not read, only those of {', '.join(sorted(_DIALECTS))}. "
+            "Use the model's Hugging Face folder."
+        )
+    in_layer, has_shifted_norms, has_paired_rows = _DIALECTS[model_type]
     file = read_gguf(path)
     types = {tensor.type for tensor in file.tensors.values()}
     tensors = _read_packed(path) if types <= _MLX_TYPES else _read_dequantized(file)
-    heads = {"attn_q": num_heads, "attn_k": num_kv_heads}
+    heads = {"attn_q": num_heads, "attn_k": num_kv_heads} if has_paired_rows else {}
     renamed: dict[str, mx.array] = {}
     for name, tensor in tensors.items():
         module = name.rsplit(".", 1)[0].rsplit(".", 1)[-1]
         restored = _restore_rows(tensor, heads[module]) if module in heads else tensor
-        renamed[_hugging_face_name(name)] = restored
+        if has_shifted_norms and module.endswith("_norm"):
+            restored = restored - 1
+        renamed[_hugging_face_name(name, in_layer)] = restored
     return renamed
 
 
@@ -68,12 +88,12 @@ def _read_dequantized(file: GgufFile) -> dict[str, mx.array]:
     return {name: mx.array(dequantize(file, tensor)) for name, tensor in file.tensors.items()}
 
 
-def _hugging_face_name(name: str) -> str:
+def _hugging_face_name(name: str, in_layer: Mapping[str, str]) -> str:
     """Translate `blk.0.attn_q.weight`; a name that is not known stays, and is reported as unexpected later."""
     path, _, part = name.rpartition(".")
     if path.startswith("blk."):
         _, index, module = path.split(".", 2)
-        return f"model.layers.{index}.{_IN_LAYER[module]}.{part}" if module in _IN_LAYER else name
+        return f"model.layers.{index}.{in_layer[module]}.{part}" if module in in_layer else name
     return f"{_TOP_LEVEL[path]}.{part}" if path in _TOP_LEVEL else name
 
 

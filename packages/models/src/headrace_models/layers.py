@@ -1,12 +1,10 @@
-"""Building blocks of the families: matrices (dense, packed, fused), embeddings, norm and feed-forward.
+"""Building blocks of the families: matrices (dense, packed, fused), embeddings and norms.
 
 Plain attrs classes that hold arrays and are called; nothing here knows about caches or positions.
 """
 
 from __future__ import annotations
 
-import math
-import platform
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import mlx.core as mx
@@ -15,12 +13,12 @@ from attrs import define
 from headrace_models.errors import WeightMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = [
     "Dense",
     "Embedding",
-    "FeedForward",
+    "LayerNorm",
     "Linear",
     "Norm",
     "Packed",
@@ -28,11 +26,8 @@ __all__ = [
     "SplitLinear",
     "Weight",
     "fuse",
-    "gated_silu",
-    "gated_silu_by_powers",
+    "halves",
 ]
-
-_MIN_ROWS_APART = 6
 
 PackingMode = Literal["affine", "mxfp4", "nvfp4", "mxfp8"]
 
@@ -230,9 +225,12 @@ class Embedding:
     """Token embedding `(V, D)`; `project` is the tied head."""
 
     weight: Weight
+    scale: float | None = None
+    """Factor of what is looked up; the head does not have it."""
 
     def __call__(self, ids: mx.array) -> mx.array:
-        return self.weight.take(ids)
+        found = self.weight.take(ids)
+        return found if self.scale is None else found * self.scale
 
     def project(self, hidden: mx.array) -> mx.array:
         """Score `(..., D)` against every token: `(..., V)`."""
@@ -256,65 +254,24 @@ class Norm:
         yield self.gain
 
 
-def _is_x86() -> bool:
-    return platform.machine() in ("x86_64", "AMD64")
-
-
-def gated_silu(gate: mx.array, up: mx.array) -> mx.array:
-    """Return `silu(gate) * up`."""
-    return gate * mx.sigmoid(gate) * up
-
-
-def gated_silu_by_powers(gate: mx.array, up: mx.array) -> mx.array:
-    """As `gated_silu`, 2.7 times faster on x86 CPUs, where MLX computes `exp` and `sigmoid` element by element.
-
-    In float32 a power of e is also nearer to the true value: relative errors up to 5e-7, against 9e-7. Far below zero
-    the power overflows to infinity and the result is 0. Other dtypes take the plain form.
-    """
-    if gate.dtype != mx.float32:
-        return gated_silu(gate, up)
-    return gate * up / (mx.power(math.e, -gate) + 1)
-
-
 @define
-class FeedForward:
-    """SwiGLU feed-forward: `down(silu(gate(x)) * up(x))` with gate and up stacked."""
+class LayerNorm:
+    """Norm by mean and variance over the last axis with gain and bias `(D,)`."""
 
-    gate_up: Projection
-    down: Projection
-    apart: tuple[Linear, Linear] | None = None
-    """Views of the stacked halves, for inputs of several rows; None multiplies them together always."""
-    activate: Callable[[mx.array, mx.array], mx.array] = gated_silu
-
-    @classmethod
-    def from_parts(cls, gate: Linear, up: Linear, down: Projection, *, on_gpu: bool) -> FeedForward:
-        """Stack gate and up; evaluates them.
-
-        Args:
-            on_gpu: always multiply gate and up together. A CPU's BLAS is 10 % faster at eight rows with each half by
-                itself, and at one row with both.
-        """
-        stacked = fuse([gate, up])
-        if on_gpu:
-            return cls(stacked, down)
-        views = _halves(stacked)
-        mx.eval([array for view in views or () for array in view.arrays()])
-        return cls(stacked, down, views, gated_silu_by_powers if _is_x86() else gated_silu)
+    gain: mx.array
+    bias: mx.array
+    epsilon: float
 
     def __call__(self, x: mx.array) -> mx.array:
-        if self.apart is not None and x.size >= _MIN_ROWS_APART * x.shape[-1]:
-            gate, up = self.apart[0](x), self.apart[1](x)
-        else:
-            gate, up = mx.split(self.gate_up(x), 2, axis=-1)
-        return self.down(self.activate(gate, up))
+        return mx.fast.layer_norm(x, self.gain, self.bias, self.epsilon)
 
     def arrays(self) -> Iterator[mx.array]:
-        yield from self.gate_up.arrays()
-        yield from self.down.arrays()
+        yield self.gain
+        yield self.bias
 
 
-def _halves(stacked: Projection) -> tuple[Linear, Linear] | None:
-    """Views of a dense matrix's upper and lower half; they share its memory once evaluated."""
+def halves(stacked: Projection) -> tuple[Linear, Linear] | None:
+    """Views of a dense matrix's upper and lower half; they share its memory once evaluated. None if it is packed."""
     if not isinstance(stacked, Linear) or not isinstance(stacked.weight, Dense):
         return None
     matrices = mx.split(stacked.weight.matrix, 2)

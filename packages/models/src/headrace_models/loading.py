@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from importlib.metadata import version
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from attrs import frozen
@@ -12,7 +11,7 @@ from attrs import frozen
 from headrace_models.codec import load_codec
 from headrace_models.config import read_config
 from headrace_models.device import profile
-from headrace_models.errors import UnsupportedArchitecture
+from headrace_models.families import family_of
 from headrace_models.folder import weight_files
 from headrace_models.gguf_file import read_gguf
 from headrace_models.sources import ModelSource, resolve
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
     from headrace_models.codec import Codec
     from headrace_models.config import ModelConfig
+    from headrace_models.dense import DenseModel
     from headrace_models.device import DeviceProfile
-    from headrace_models.llama import Llama
     from headrace_models.weights import Checkpoint, WeightForm
 
 __all__ = ["DtypeName", "LoadedModel", "check_dtype", "load", "weights_fingerprint"]
@@ -41,7 +40,7 @@ _NUM_SAMPLES = 64
 class LoadedModel:
     """A model with everything that belongs to it. Its arrays are evaluated, so that any thread may use them."""
 
-    model: Llama
+    model: DenseModel
     """A `RuntimeModel` of `headrace_scheduling`, by shape."""
     codec: Codec
     config: ModelConfig
@@ -77,13 +76,9 @@ def load(
     found = source if isinstance(source, ModelSource) else resolve(source, download=download, progress=progress)
     gguf = read_gguf(found.path) if found.format == "gguf" else None
     config = read_config(found, gguf=gguf)
-    if config.model_type not in _FAMILIES:
-        raise UnsupportedArchitecture(
-            f"model_type is {config.model_type!r}; known families: {', '.join(sorted(_FAMILIES))}. "
-            "Choose a model of one of them."
-        )
+    family_of(config.model_type)
     device = profile()
-    model, representation = _FAMILIES[config.model_type](found, config, dtype, device)
+    model, representation = _load_dense(found, config, dtype, device)
     codec = load_codec(found, gguf=gguf, eos_token_ids=config.eos_token_ids)
     return LoadedModel(
         model=model,
@@ -106,17 +101,16 @@ def check_dtype(dtype: str) -> None:
         raise ValueError(f"dtype is {dtype!r}; choose one of {', '.join(_DTYPES)}.")
 
 
-def _load_llama(source: ModelSource, config: ModelConfig, dtype: DtypeName, device: DeviceProfile) -> tuple[Llama, str]:
-    from headrace_models.llama import build_llama
+def _load_dense(
+    source: ModelSource, config: ModelConfig, dtype: DtypeName, device: DeviceProfile
+) -> tuple[DenseModel, str]:
+    from headrace_models.building import build_dense
     from headrace_models.weights import open_checkpoint
 
     checkpoint = open_checkpoint(source, config)
     checkpoint.form = _choose_form(checkpoint, dtype, device)
     representation = _describe(checkpoint, checkpoint.form, config)
-    return build_llama(config, checkpoint, on_gpu=device.kind != "cpu"), representation
-
-
-_FAMILIES = MappingProxyType({"llama": _load_llama})
+    return build_dense(config, checkpoint, on_gpu=device.kind != "cpu"), representation
 
 
 def _choose_form(checkpoint: Checkpoint, dtype: DtypeName, device: DeviceProfile) -> WeightForm:

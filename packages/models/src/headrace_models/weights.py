@@ -115,9 +115,12 @@ class Checkpoint:
         bias = self.tensors.pop(f"{path}.bias", None)
         return Linear(self.take_matrix(path), None if bias is None else bias.astype(self._wanted().dtype))
 
-    def take_vector(self, name: str) -> mx.array:
-        """Take a vector, such as a norm's gain."""
-        return self.tensors.pop(name).astype(self._wanted().dtype)
+    def take_vector(self, name: str, *, plus: float | None = None) -> mx.array:
+        """Take a vector, such as a norm's gain, and add a number, rounding once."""
+        vector = self.tensors.pop(name)
+        if plus is not None:
+            vector = vector.astype(mx.float32) + plus
+        return vector.astype(self._wanted().dtype)
 
     def take_tensor(self, name: str) -> mx.array:
         """Take any tensor that was checked as one array, dequantized if it is packed."""
@@ -173,7 +176,10 @@ def open_checkpoint(source: ModelSource, config: ModelConfig) -> Checkpoint:
     if source.format == "gguf":
         return Checkpoint(
             read_gguf_tensors(
-                source.path, num_heads=config.num_attention_heads, num_kv_heads=config.num_key_value_heads
+                source.path,
+                model_type=config.model_type,
+                num_heads=config.num_attention_heads,
+                num_kv_heads=config.num_key_value_heads,
             )
         )
     return Checkpoint(read_folder_tensors(source.path))

@@ -1,4 +1,4 @@
-"""The llama family: caches, chunks and batches change nothing, and what cannot run is refused."""
+"""Dense models: caches, chunks and batches change nothing, and what cannot run is refused."""
 
 import json
 import shutil
@@ -8,10 +8,11 @@ import pytest
 from attrs import evolve
 
 from headrace_kvcache import KVCache, RowBatch
+from headrace_models.building import build_dense
 from headrace_models.config import read_config
-from headrace_models.errors import UnsupportedArchitecture
-from headrace_models.llama import build_llama, llama_shapes
+from headrace_models.errors import UnsupportedArchitecture, WeightMismatch
 from headrace_models.sources import resolve
+from headrace_models.tensors import tensor_shapes
 from headrace_models.weights import Checkpoint, WeightForm, open_checkpoint, read_folder_tensors
 
 # Float32 sums in another order: the tolerance of design D6.
@@ -24,7 +25,7 @@ def build(folder, *, on_gpu: bool = False):
     config = read_config(source)
     checkpoint = open_checkpoint(source, config)
     checkpoint.form = FORM
-    return build_llama(config, checkpoint, on_gpu=on_gpu)
+    return build_dense(config, checkpoint, on_gpu=on_gpu)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +135,7 @@ def test_fresh_caches_cost_nothing(model):
 
 def test_weights_bytes_counts_each_weight_once(model):
     """A tied head adds nothing; fusing neither drops nor doubles a row."""
-    shapes = llama_shapes(model.config)
+    shapes = tensor_shapes(model.config)
     num_weights = sum(rows * (columns[0] if columns else 1) for rows, *columns in shapes.values())
     assert model.weights_bytes == 4 * num_weights
 
@@ -145,7 +146,7 @@ def test_the_checkpoint_is_empty_after_building(tiny_llama):
     config = read_config(source)
     checkpoint = open_checkpoint(source, config)
     checkpoint.form = FORM
-    build_llama(config, checkpoint, on_gpu=False)
+    build_dense(config, checkpoint, on_gpu=False)
     assert checkpoint.tensors == {}
 
 
@@ -158,16 +159,16 @@ def test_optional_tensors_take_part(tiny_llama, flags):
     tensors = read_folder_tensors(tiny_llama)
     tensors |= {
         name: mx.random.normal(shape, key=mx.random.key(len(name)))
-        for name, shape in llama_shapes(variant).items()
+        for name, shape in tensor_shapes(variant).items()
         if name not in tensors
     }
     ids = [[5, 77, 300]]
     plain = logits(build(tiny_llama), ids)
-    names = [name for name in llama_shapes(variant) if name not in llama_shapes(config)]
+    names = [name for name in tensor_shapes(variant) if name not in tensor_shapes(config)]
     for name in names:
         without = {**tensors, name: mx.zeros(tensors[name].shape)}
-        found = logits(build_llama(variant, Checkpoint(dict(tensors), FORM), on_gpu=False), ids)
-        lacking = logits(build_llama(variant, Checkpoint(without, FORM), on_gpu=False), ids)
+        found = logits(build_dense(variant, Checkpoint(dict(tensors), FORM), on_gpu=False), ids)
+        lacking = logits(build_dense(variant, Checkpoint(without, FORM), on_gpu=False), ids)
         # A bias on keys shifts all scores of a query alike only where rope does not turn it.
         assert distance(found, lacking) > 1e-6, name
         assert distance(found, plain) > 1e-6
@@ -176,9 +177,9 @@ def test_optional_tensors_take_part(tiny_llama, flags):
 @pytest.mark.parametrize(
     ("setting", "named"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling"),
-        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}, "layer_types"),
+        ({"hidden_act": "relu"}, "hidden_act"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_scaling"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
         ({"head_dim": 7}, "head_dim"),
     ],
 )
@@ -199,3 +200,12 @@ def test_adapters_and_media_are_refused(model):
     for wanted in ({"adapters": ["a"]}, {"media": object()}):
         with pytest.raises(ValueError, match="takes no"):
             model.row_context(**wanted)
+
+
+@pytest.mark.parametrize("num_layers", [1, 3, 10**9])
+def test_the_number_of_layers_is_held_against_the_weights_first(tiny_llama, num_layers):
+    """A configuration that promises other layers is refused before anything is made per layer, however many."""
+    source = resolve(tiny_llama)
+    config = evolve(read_config(source), num_hidden_layers=num_layers)
+    with pytest.raises(WeightMismatch, match=f"num_hidden_layers is {num_layers}"):
+        build_dense(config, open_checkpoint(source, config), on_gpu=False)

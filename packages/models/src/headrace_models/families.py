@@ -1,0 +1,120 @@
+"""The dense families that run, by `model_type`."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from headrace_models.errors import UnsupportedArchitecture
+from headrace_models.family import Family, LayerNorms
+
+__all__ = ["FAMILIES", "family_of", "unknown_family"]
+
+_GEMMA_NORMS = LayerNorms(
+    after_attention="post_attention_layernorm",
+    before_feed_forward="pre_feedforward_layernorm",
+    after_feed_forward="post_feedforward_layernorm",
+)
+_EXIT_NORMS = LayerNorms(
+    before_attention=None,
+    after_attention="post_attention_layernorm",
+    before_feed_forward=None,
+    after_feed_forward="post_feedforward_layernorm",
+)
+_GLM_NORMS = LayerNorms(after_attention="post_self_attn_layernorm", after_feed_forward="post_mlp_layernorm")
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "gemma": Family(
+            norm="rms_plus_one",
+            activation_field="hidden_activation",
+            default_activation="gelu_pytorch_tanh",
+            is_tied=True,
+            embedding_scale="root",
+            windows="none",
+        ),
+        "gemma2": Family(
+            norm="rms_plus_one",
+            norms=_GEMMA_NORMS,
+            activation_field="hidden_activation",
+            default_activation="gelu_pytorch_tanh",
+            is_tied=True,
+            inverse_root_scale_field="query_pre_attn_scalar",
+            attention_softcap_field="attn_logit_softcapping",
+            logit_softcap_field="final_logit_softcapping",
+            embedding_scale="root",
+            windows="even",
+        ),
+        "gemma3_text": Family(
+            norm="rms_plus_one",
+            norms=_GEMMA_NORMS,
+            head_norm="each",
+            activation_field="hidden_activation",
+            default_activation="gelu_pytorch_tanh",
+            is_tied=True,
+            inverse_root_scale_field="query_pre_attn_scalar",
+            attention_softcap_field="attn_logit_softcapping",
+            logit_softcap_field="final_logit_softcapping",
+            embedding_scale="root_bfloat16",
+            windows="pattern",
+            has_local_rope=True,
+        ),
+        "glm4": Family(
+            norms=_GLM_NORMS,
+            out_bias=False,
+            feed_forward="stacked",
+            feed_forward_bias=False,
+            windows="none",
+            is_rope_traditional=True,
+        ),
+        "granite": Family(
+            is_tied=True,
+            scale_field="attention_multiplier",
+            embedding_scale_field="embedding_multiplier",
+            residual_scale_field="residual_multiplier",
+            logit_divisor_field="logits_scaling",
+            windows="none",
+        ),
+        "llama": Family(),
+        "mistral": Family(windows="all"),
+        "olmo2": Family(norms=_EXIT_NORMS, head_norm="all", windows="none"),
+        "phi3": Family(
+            stacks_qkv=True,
+            qkv_bias=False,
+            out_bias=False,
+            feed_forward="stacked",
+            feed_forward_bias=False,
+            windows="all",
+        ),
+        "qwen2": Family(qkv_bias=True, out_bias=False, feed_forward_bias=False, windows="upper"),
+        "qwen3": Family(head_norm="each", feed_forward_bias=False, windows="upper"),
+        "smollm3": Family(is_tied=True, has_ropeless_layers=True),
+        "starcoder2": Family(
+            norm="layer",
+            epsilon_field="norm_epsilon",
+            qkv_bias=True,
+            out_bias=True,
+            feed_forward="plain",
+            feed_forward_bias=True,
+            default_activation="gelu_pytorch_tanh",
+            is_tied=True,
+            windows="all",
+        ),
+    }
+)
+
+
+def family_of(model_type: str) -> Family:
+    """Return the descriptor of a model type.
+
+    Raises:
+        UnsupportedArchitecture: naming the type and the families that run.
+    """
+    if model_type not in FAMILIES:
+        raise unknown_family(model_type)
+    return FAMILIES[model_type]
+
+
+def unknown_family(model_type: str) -> UnsupportedArchitecture:
+    """Make the error that names a model type and the families that run."""
+    return UnsupportedArchitecture(
+        f"model_type is {model_type!r}; known families: {', '.join(sorted(FAMILIES))}. Choose a model of one of them."
+    )
