@@ -81,7 +81,7 @@ def masked_attention(
     sinks: mx.array | None = None,
     softcap: float | None = None,
 ) -> mx.array:
-    """Attend with a given mask; MLX's fused kernel, or tiles for soft-capped scores and for prefill on an x86 CPU.
+    """Attend with a given mask; MLX's fused kernel, or tiles for soft-capped scores and for prefill on a CPU.
 
     Args:
         queries: `(B, Hq, T, D)`.
