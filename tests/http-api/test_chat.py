@@ -1,6 +1,6 @@
 """Chat completions: shapes, options and refusals."""
 
-import json
+import asyncio
 import threading
 
 import pytest
@@ -220,27 +220,33 @@ async def test_neutral_values_are_served_and_unknown_fields_are_listed(client, c
     assert odd.headers["x-headrace-ignored"] == "colour, x%0D%0Ay%3A%20%C3%BC"
 
 
-async def test_long_prompt_is_built_off_the_event_loop(client, models, chat_body):
-    """A long text is rendered and encoded by a worker thread, a short one at once."""
-    await client.post(URL, json=chat_body)
-    chat_body["messages"][0]["content"] = "x" * 5_000
-    reply = await client.post(URL, json=chat_body)
+async def test_templates_run_off_the_event_loop(client, models, chat_body):
+    """A template is a program of the model's: while one takes its time, the server answers others."""
+    entered, release = threading.Event(), threading.Event()
 
+    class SlowCodec(type(models.codec)):
+        def prepare_chat(self, messages, *, template_kwargs=None):
+            entered.set()
+            assert release.wait(30)
+            return super().prepare_chat(messages, template_kwargs=template_kwargs)
+
+    models.codec = SlowCodec()
+    async with asyncio.TaskGroup() as group:
+        chat = group.create_task(client.post(URL, json=chat_body))
+        assert await asyncio.to_thread(entered.wait, 30)
+        assert (await client.get("/health")).status_code == 200
+        release.set()
+    assert chat.result().status_code == 200
+    assert threading.current_thread() not in models.codec.threads
+
+
+async def test_long_texts_are_encoded_off_the_event_loop(client, models):
+    """A short text to complete is encoded at once, a long one by a worker thread."""
+    await client.post("/v1/completions", json={"prompt": "x"})
+    await client.post("/v1/completions", json={"prompt": "x" * 5_000})
     short, long = models.codec.threads
     assert short is threading.current_thread()
     assert long is not threading.current_thread()
-    assert reply.json()["error"]["code"] == "context_length_exceeded"
-
-
-async def test_long_tool_calls_are_rendered_off_the_event_loop(client, models, chat_body):
-    """What a template reads beside the contents counts as well."""
-    function = {"name": "f", "arguments": json.dumps({"text": "x" * 5_000})}
-    call = {"id": "1", "type": "function", "function": function}
-    chat_body["messages"].append({"role": "assistant", "content": "a", "tool_calls": [call]})
-    reply = await client.post(URL, json=chat_body)
-
-    assert reply.status_code == 200, reply.text
-    assert threading.current_thread() not in models.codec.threads
 
 
 async def test_hopelessly_long_prompt_is_not_encoded(client, models, chat_body):

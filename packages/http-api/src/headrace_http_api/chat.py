@@ -23,6 +23,7 @@ __all__ = ["ChatDialect", "routes"]
 class ChatDialect:
     """Chat completions as OpenAI shapes them."""
 
+    runs_template = True
     id_prefix = "chatcmpl-"
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"

@@ -22,6 +22,7 @@ __all__ = ["CompletionDialect", "routes"]
 class CompletionDialect:
     """Text completions as OpenAI shapes them; the prompt is used without a template."""
 
+    runs_template = False
     id_prefix = "cmpl-"
     object_name = "text_completion"
     chunk_object_name = "text_completion"

@@ -39,8 +39,13 @@ class Envelope:
 
 
 class Dialect(Protocol[RequestT]):
-    """One generating route: how it reads a request and how its answers look."""
+    """One generating route: how it reads a request and how its answers look.
 
+    Attributes:
+        runs_template: `encode` runs a program of the model's, which may take long whatever the request's size.
+    """
+
+    runs_template: bool
     id_prefix: str
     object_name: str
     chunk_object_name: str

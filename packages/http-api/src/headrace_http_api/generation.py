@@ -111,7 +111,7 @@ async def _open(
     served = await resources.enter_async_context(services.models.lease(request.model))
     options = _options(request, served)
     _check_num_chars(dialect.num_chars(request), served.config.max_context)
-    if num_bytes > LONG_PROMPT_BYTES:
+    if dialect.runs_template or num_bytes > LONG_PROMPT_BYTES:
         ids = tuple(await asyncio.to_thread(dialect.encode, served, request))
     else:
         ids = tuple(dialect.encode(served, request))

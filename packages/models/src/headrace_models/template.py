@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, NoReturn, cast
 from attrs import define, field
 
 from headrace_models.errors import TemplateError, UnsupportedFormat
+from headrace_models.meter import RenderLimits
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template
+    from jinja2 import Template
+
+    from headrace_models.sandbox import Sandbox
 
 __all__ = ["ChatTemplate", "normalize_messages"]
 
@@ -24,10 +27,12 @@ class ChatTemplate:
     Attributes:
         sources: Jinja text by name; `default` is used, and `tool_use`, where there is one, when tools are given.
         special_tokens: names like `bos_token` and their text, visible to the template.
+        limits: what one rendering may spend; templates come with models and nobody has vetted them.
     """
 
     sources: Mapping[str, str] = field()
     special_tokens: Mapping[str, str] = field(factory=dict[str, str])
+    limits: RenderLimits = field(factory=RenderLimits, kw_only=True)
     _compiled: "dict[str, Template]" = field(init=False, factory=dict[str, "Template"], repr=False, eq=False)
 
     @sources.validator  # pyright: ignore[reportAttributeAccessIssue, reportUntypedFunctionDecorator]
@@ -61,28 +66,36 @@ class ChatTemplate:
         }
         environment = self._environment
         try:
-            return self._pick(environment, with_tools=bool(variables["tools"])).render(variables)
+            source = self._pick(with_tools=bool(variables["tools"]))
+            return environment.render_metered(source, self._compile(source), variables)
         except TemplateError:
             raise
         except Exception as error:
             # A template is a program by the model's authors: it can fail with any exception.
             raise TemplateError(
-                f"the chat template failed on these messages: {type(error).__name__}: {error}; "
+                f"the chat template failed on these messages: {type(error).__name__}: {error!s:.500}; "
                 f"check the roles and contents that this model's template accepts"
             ) from error
 
-    def _pick(self, environment: "Environment", *, with_tools: bool) -> "Template":
+    def _pick(self, *, with_tools: bool) -> str:
         name = "tool_use" if with_tools and "tool_use" in self.sources else "default"
         # A list of templates may lack a default; then its first one is what the authors show first.
-        source = self.sources.get(name) or next(iter(self.sources.values()))
+        return self.sources.get(name) or next(iter(self.sources.values()))
+
+    def _compile(self, source: str) -> "Template":
         compiled = self._compiled.get(source)
         if compiled is None:
-            compiled = self._compiled[source] = environment.from_string(source)
+            if len(source) > self.limits.max_source_chars:
+                raise TemplateError(
+                    f"the chat template has {len(source)} characters; at most {self.limits.max_source_chars} are "
+                    f"allowed (max_source_chars)"
+                )
+            compiled = self._compiled[source] = self._environment.from_string(source)
         return compiled
 
     @cached_property
-    def _environment(self) -> "Environment":
-        return _sandbox()
+    def _environment(self) -> "Sandbox":
+        return _sandbox(self.limits)
 
 
 def normalize_messages(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
@@ -139,34 +152,17 @@ def _parsed_call(call: object) -> object:
     }
 
 
-def _sandbox() -> "Environment":
+def _sandbox(limits: RenderLimits) -> "Sandbox":
     if find_spec("jinja2") is None:
         raise UnsupportedFormat("chat templates need jinja2, which is not installed: install headrace-models[text]")
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from headrace_models.sandbox import Sandbox
 
-    class Generation(Extension):
-        """Accept `{% generation %}`, which marks the reply for training, and render what is inside."""
-
-        tags = {"generation"}  # noqa: RUF012  jinja2 declares it as a plain set
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    helpers = cast("dict[str, object]", environment.globals)
-    helpers.update(raise_exception=_refuse, strftime_now=_now)
-    return environment
+    helpers = {"raise_exception": _refuse, "strftime_now": _now}
+    return Sandbox(limits=limits, helpers=helpers, filters={"tojson": _to_json})
 
 
 def _refuse(message: str) -> NoReturn:
-    raise TemplateError(f"the model's chat template refuses these messages: {message}")
+    raise TemplateError(f"the model's chat template refuses these messages: {message!s:.500}")
 
 
 def _now(pattern: str) -> str:
