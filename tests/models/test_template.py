@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_models.errors import TemplateError
-from headrace_models.template import ChatTemplate, normalize_messages
+from headrace_models.messages import normalize_messages
+from headrace_models.template import ChatTemplate
 
 SIMPLE = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 

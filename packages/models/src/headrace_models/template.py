@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn
 
 from attrs import define, field
 
 from headrace_models.errors import TemplateError, UnsupportedFormat
+from headrace_models.messages import normalize_messages, normalize_tools
 from headrace_models.meter import RenderLimits
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from headrace_models.sandbox import Sandbox
 
-__all__ = ["ChatTemplate", "normalize_messages"]
+__all__ = ["ChatTemplate"]
 
 
 @define
@@ -47,7 +48,8 @@ class ChatTemplate:
 
         Args:
             messages: as the API takes them; they are normalised first and not changed.
-            template_kwargs: further variables of the template: tools, enable_thinking, add_generation_prompt.
+            template_kwargs: further variables of the template: tools (normalised too), enable_thinking,
+                add_generation_prompt.
 
         Raises:
             TemplateError: the template refuses the messages, or fails on them.
@@ -57,16 +59,16 @@ class ChatTemplate:
         if "messages" in given:
             raise TemplateError("'messages' cannot be a template variable of a request: it is the conversation itself")
         variables = {
-            "tools": None,
             "documents": None,
             "add_generation_prompt": True,
             **self.special_tokens,
             **given,
+            "tools": normalize_tools(given.get("tools")),
             "messages": normalize_messages(messages),
         }
         environment = self._environment
         try:
-            source = self._pick(with_tools=bool(variables["tools"]))
+            source = self.source_for(with_tools=bool(variables["tools"]))
             return environment.render_metered(source, self._compile(source), variables)
         except TemplateError:
             raise
@@ -77,7 +79,8 @@ class ChatTemplate:
                 f"check the roles and contents that this model's template accepts"
             ) from error
 
-    def _pick(self, *, with_tools: bool) -> str:
+    def source_for(self, *, with_tools: bool) -> str:
+        """Return the Jinja text that renders conversations with or without tools."""
         name = "tool_use" if with_tools and "tool_use" in self.sources else "default"
         # A list of templates may lack a default; then its first one is what the authors show first.
         return self.sources.get(name) or next(iter(self.sources.values()))
@@ -96,60 +99,6 @@ class ChatTemplate:
     @cached_property
     def _environment(self) -> "Sandbox":
         return _sandbox(self.limits)
-
-
-def normalize_messages(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Bring messages into the form that templates are written for.
-
-    Role developer becomes system, an array of text parts one string, an absent content the empty string, and a
-    tool call's argument string the object it holds. Arrays with other parts than text stay as they are.
-    """
-    return [_normalize(message) for message in messages]
-
-
-def _normalize(message: Mapping[str, object]) -> dict[str, object]:
-    result = dict(message)
-    if result.get("role") == "developer":
-        result["role"] = "system"
-    result["content"] = _joined(result.get("content"))
-    calls = result.get("tool_calls")
-    if isinstance(calls, list):
-        result["tool_calls"] = [_parsed_call(call) for call in cast("list[object]", calls)]
-    return result
-
-
-def _joined(content: object) -> object:
-    if content is None:
-        return ""
-    if not isinstance(content, list | tuple):
-        return content
-    texts: list[str] = []
-    for part in cast("Sequence[object]", content):
-        text = cast("Mapping[str, object]", part).get("text") if isinstance(part, Mapping) else None
-        if not isinstance(text, str):
-            return cast("object", content)
-        texts.append(text)
-    return "".join(texts)
-
-
-def _parsed_call(call: object) -> object:
-    if not isinstance(call, Mapping):
-        return call
-    function = cast("Mapping[str, object]", call).get("function")
-    if not isinstance(function, Mapping):
-        return cast("object", call)
-    arguments = cast("Mapping[str, object]", function).get("arguments")
-    if not isinstance(arguments, str):
-        return cast("object", call)
-    try:
-        parsed: object = json.loads(arguments)
-    except (ValueError, RecursionError):
-        # Some models are trained on calls whose arguments are no JSON; the template then sees the text.
-        return cast("object", call)
-    return {
-        **cast("Mapping[str, object]", call),
-        "function": {**cast("Mapping[str, object]", function), "arguments": parsed},
-    }
 
 
 def _sandbox(limits: RenderLimits) -> "Sandbox":
