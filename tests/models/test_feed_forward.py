@@ -3,15 +3,10 @@
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from attrs import evolve
 
 from headrace_models.activations import (
     activation_of,
     gelu,
-    gelu_tanh,
-    gelu_tanh_by_powers,
-    silu,
-    silu_by_powers,
 )
 from headrace_models.feed_forward import FeedForward, PlainFeedForward
 from headrace_models.layers import Dense, Linear
@@ -34,7 +29,6 @@ def test_halves_equal_the_stack(num_rows, bias):
     stacked, apart = (
         FeedForward.from_parts(gate, up, down, activation="silu", on_gpu=on_gpu) for on_gpu in (True, False)
     )
-    apart = evolve(apart, activate=silu)
     assert close(stacked(x), apart(x), 1e-5)
     assert sum(array.nbytes for array in stacked.arrays()) == sum(array.nbytes for array in apart.arrays())
 
@@ -51,18 +45,8 @@ def test_blocks_equal_their_formulas():
     assert close(plain(x), nn.gelu(x @ up.T) @ down.T)
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
-@pytest.mark.parametrize(("by_powers", "plain"), [(silu_by_powers, silu), (gelu_tanh_by_powers, gelu_tanh)])
-def test_forms_by_powers_equal_the_plain_ones(by_powers, plain, dtype):
-    """Both forms agree, also where e^-x leaves the range of the dtype."""
-    x = mx.array([-1e4, -300.0, -88.0, -20.0, -1.0, -1e-8, 0.0, 1e-8, 1.0, 20.0, 88.0, 300.0, 1e4]).astype(dtype)
-    assert by_powers(x).dtype == dtype
-    assert mx.allclose(by_powers(x), plain(x), rtol=2e-6, atol=1e-30)
-
-
-@pytest.mark.parametrize("on_gpu", [True, False])
 @pytest.mark.parametrize(("name", "expected"), [("silu", nn.silu), ("gelu", nn.gelu), ("gelu_tanh", nn.gelu_approx)])
-def test_activations_equal_mlx(name, expected, on_gpu):
-    """Every form on every machine is the function that its name promises."""
+def test_activations_equal_mlx(name, expected):
+    """Every activation is the function that its name promises."""
     x = mx.linspace(-12, 12, 4001)
-    assert close(activation_of(name, on_gpu=on_gpu)(x), expected(x), 4e-6)
+    assert close(activation_of(name)(x), expected(x), 4e-6)

@@ -148,4 +148,4 @@ class _Builder:
                     linear("gate_up_proj"), linear("down_proj"), activation=activation, on_gpu=on_gpu
                 )
             case "plain":
-                return PlainFeedForward(linear("c_fc"), linear("c_proj"), activation_of(activation, on_gpu=on_gpu))
+                return PlainFeedForward(linear("c_fc"), linear("c_proj"), activation_of(activation))

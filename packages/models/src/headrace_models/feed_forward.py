@@ -48,7 +48,7 @@ class FeedForward:
             on_gpu: always multiply gate and up together. A CPU's BLAS is 10 % faster at eight rows with each half by
                 itself, and at one row with both.
         """
-        activate = activation_of(activation, on_gpu=on_gpu)
+        activate = activation_of(activation)
         if on_gpu:
             return cls(gate_up, down, activate)
         views = halves(gate_up)
