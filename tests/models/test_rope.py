@@ -18,7 +18,14 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-SCALINGS = [None, {"rope_type": "default"}, {"type": "linear", "factor": 4.0}, LLAMA3]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LONGROPE = {
+    "type": "su",
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0] * 8,
+    "long_factor": [1.0 + index for index in range(8)],
+}
+SCALINGS = [None, {"rope_type": "default"}, {"type": "linear", "factor": 4.0}, LLAMA3, YARN, LONGROPE]
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -26,11 +33,48 @@ SCALINGS = [None, {"rope_type": "default"}, {"type": "linear", "factor": 4.0}, L
 @pytest.mark.parametrize("offset", [0, 9, [3, 40]])
 def test_angles_equal_the_fused_kernel(scaling, num_tokens, offset):
     """Both forms rotate alike, for one offset and for one per row, within float32 rounding of the angles."""
-    angles = rope_angles(16, 10000.0, scaling)
+    angles = rope_angles(16, 10000.0, scaling, max_positions=128)
     heads = mx.random.normal((2, 3, num_tokens, 16), key=mx.random.key(0))
     where = mx.array(offset, dtype=mx.int32) if isinstance(offset, list) else offset
     rotated = [form.from_angles(angles).at(where, num_tokens, mx.float32)(heads) for form in (AngleRope, FusedRope)]
     assert mx.abs(rotated[0] - rotated[1]).max().item() < 2e-5
+
+
+@pytest.mark.parametrize("is_traditional", [False, True])
+@pytest.mark.parametrize("head_size", [8, 12])
+@pytest.mark.parametrize("offset", [9, [3, 40]])
+@pytest.mark.parametrize("scaling", [None, YARN])
+def test_pairs_of_neighbours_and_parts_of_heads(is_traditional, head_size, offset, scaling):
+    """Traditional and partial ropes rotate alike in both forms; components past the rotated ones pass unchanged."""
+    angles = rope_angles(8, 10000.0, scaling)
+    heads = mx.random.normal((2, 3, 5, head_size), key=mx.random.key(0))
+    where = mx.array(offset, dtype=mx.int32) if isinstance(offset, list) else offset
+    rotated = [
+        form.from_angles(angles, is_traditional=is_traditional).at(where, 5, mx.float32)(heads)
+        for form in (AngleRope, FusedRope)
+    ]
+    assert mx.abs(rotated[0] - rotated[1]).max().item() < 2e-5
+    assert mx.array_equal(rotated[0][..., 8:], heads[..., 8:]).item()
+
+
+def test_yarn_keeps_short_waves_and_divides_long_ones():
+    """Between the two it blends; queries and keys grow by the logarithm of the factor, or as the checkpoint says."""
+    plain, scaled = rope_angles(64, 10000.0), rope_angles(64, 10000.0, YARN)
+    ratios = [before / after for before, after in zip(plain.frequencies, scaled.frequencies, strict=True)]
+    assert ratios == sorted(ratios)
+    assert ratios[0] == 1
+    assert math.isclose(ratios[-1], 4.0)
+    assert math.isclose(scaled.magnitude, 0.1 * math.log(4) + 1)
+    assert rope_angles(64, 10000.0, YARN | {"attention_factor": 1.5}).magnitude == 1.5
+
+
+def test_longrope_takes_long_factors_where_the_context_exceeds_the_original_one():
+    """Each frequency has a divisor of its own; the magnitude grows with the context."""
+    plain = rope_angles(16, 10000.0).frequencies
+    short, long = (rope_angles(16, 10000.0, LONGROPE, max_positions=positions) for positions in (64, 256))
+    assert (short.frequencies, short.magnitude) == (plain, 1.0)
+    assert long.frequencies == [frequency / (1 + index) for index, frequency in enumerate(plain)]
+    assert math.isclose(long.magnitude, math.sqrt(1 + math.log(4) / math.log(64)))
 
 
 def test_bfloat16_stays_bfloat16_and_equals_the_fused_kernel():
@@ -86,6 +130,9 @@ def test_factors_of_a_gguf_file_divide_the_frequencies():
     ("scaling", "named"),
     [
         ({"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
+        ({"rope_type": "longrope", "factor": 2.0}, "original_max_position_embeddings"),
+        (LONGROPE | {"factor": 2.0, "long_factor": [1.0]}, "long_factor"),
+        ({"rope_type": "yarn"}, "rope_scaling.factor"),
         ({"rope_type": "linear"}, "rope_scaling.factor"),
         ({"rope_type": "linear", "factor": 0}, "rope_scaling.factor"),
         ({"rope_type": "llama3", "factor": "8"}, "rope_scaling.factor"),
