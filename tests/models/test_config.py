@@ -8,6 +8,7 @@ import pytest
 
 from headrace_models.config import read_config
 from headrace_models.errors import SourceError, UnsupportedFormat
+from headrace_models.plan import make_plan
 from headrace_models.sources import ModelSource
 
 LLAMA = {
@@ -114,6 +115,34 @@ def test_generation_defaults(tmp_path):
     assert read_config(folder_source(tmp_path, generation_config={"do_sample": False})).generation.temperature == 0.0
     with pytest.raises(SourceError, match=r"'top_p' of .*generation_config"):
         read_config(folder_source(tmp_path, generation_config={"top_p": "much"}))
+
+
+@pytest.mark.parametrize(("num_layers", "scalar"), [(18, 64), (62, 8)])
+def test_gguf_of_gemma_3_gets_what_all_gemma_3_models_agree_on(tmp_path, num_layers, scalar):
+    """llama.cpp writes neither the local rope base nor the pattern of windows; the largest model scales otherwise."""
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "gemma3")
+    writer.add_vocab_size(100)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(64)
+    writer.add_block_count(num_layers)
+    writer.add_head_count(4)
+    writer.add_key_length(64)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e6)
+    writer.add_context_length(256)
+    writer.add_sliding_window(16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    config = read_config(ModelSource(name="m", path=path, format="gguf"))
+    plan = make_plan(config)
+    assert (config.model_type, config.head_dim, config.tie_word_embeddings) == ("gemma3_text", 64, True)
+    assert plan.attention_scale == scalar**-0.5
+    assert plan.windows[:6] == (16, 16, 16, 16, 16, None)
+    assert [rope.base for rope in plan.ropes] == [1e6, 1e4]
+    assert plan.activation == "gelu_tanh"
 
 
 def test_gguf_keys_become_the_folders_fields(tmp_path):

@@ -45,6 +45,7 @@ def plan_of(folder, model_type: str, **settings):
         ("gemma3_text", {"layer_types": SLIDING, "sliding_window": 8}, [8] + [None] * 5),
         ("qwen2", {"sliding_window": 8, "use_sliding_window": False}, [None] * 6),
         ("qwen3", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 4}, [None] * 4 + [8] * 2),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}, [8] * 6),
         ("granite", {"sliding_window": 8}, [None] * 6),
     ],
 )
@@ -112,6 +113,7 @@ def test_a_context_at_the_top_level_reaches_the_scaled_rope(tmp_path):
         ("glm4", {"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
         ("glm4", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ("smollm3", {"no_rope_layers": [1, 2]}, "no_rope_layers"),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True}, "max_window_layers"),
         ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
 
 from headrace_models.config import read_config
-from headrace_models.errors import UnsupportedFormat, WeightMismatch
+from headrace_models.errors import UnsupportedArchitecture, UnsupportedFormat, WeightMismatch
 from headrace_models.gguf_weights import read_gguf_tensors
 from headrace_models.layers import Dense, Packed
 from headrace_models.sources import resolve
@@ -185,6 +185,43 @@ def test_gguf_weights_equal_what_was_stored(tmp_path, kind):
     for name, values in stored.items():
         # MLX folds a block's zero point into a float16 offset, which costs up to one rounding of it.
         assert np.abs(np.array(checkpoint.take_tensor(name)) - values).max() < 5e-3, name
+
+
+def test_gguf_of_gemma_3_takes_hugging_face_conventions(tmp_path):
+    """Norms lose the 1 that llama.cpp adds, the four norms of a layer find their names, and rows keep their order."""
+    path, random = tmp_path / "model.gguf", np.random.default_rng(0)
+    prefix = "model.layers.0."
+    norms = {
+        "attn_norm": f"{prefix}input_layernorm",
+        "post_attention_norm": f"{prefix}post_attention_layernorm",
+        "ffn_norm": f"{prefix}pre_feedforward_layernorm",
+        "post_ffw_norm": f"{prefix}post_feedforward_layernorm",
+        "attn_q_norm": f"{prefix}self_attn.q_norm",
+        "attn_k_norm": f"{prefix}self_attn.k_norm",
+    }
+    stored = {name: random.standard_normal(32, dtype=np.float32) for name in norms}
+    queries = random.standard_normal((64, 32), dtype=np.float32)
+    writer = GGUFWriter(str(path), "gemma3")
+    for name, values in stored.items():
+        writer.add_tensor(f"blk.0.{name}.weight", values + 1)
+    writer.add_tensor("output_norm.weight", stored["attn_norm"] + 1)
+    writer.add_tensor("blk.0.attn_q.weight", queries)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = read_gguf_tensors(path, model_type="gemma3_text", num_heads=2, num_kv_heads=2)
+    expected = {f"{target}.weight": stored[name] for name, target in norms.items()}
+    expected |= {"model.norm.weight": stored["attn_norm"], f"{prefix}self_attn.q_proj.weight": queries}
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert np.abs(np.array(found[name]) - values).max() < 1e-6, name
+
+
+def test_gguf_of_other_families_is_refused_by_name(tmp_path):
+    """The message names the type and the families whose files are read."""
+    with pytest.raises(UnsupportedArchitecture, match=r"'phi3'.*gemma3_text, llama"):
+        read_gguf_tensors(tmp_path / "model.gguf", model_type="phi3", num_heads=2, num_kv_heads=2)
 
 
 def test_the_starter_model_is_packed_and_complete(smollm2):

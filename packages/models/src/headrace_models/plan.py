@@ -183,8 +183,16 @@ def _is_sliding(family: Family, fields: Fields, index: int) -> bool:
         case "pattern":
             return (index + 1) % _pattern(fields) != 0
         case "upper":
-            uses = fields.flag("use_sliding_window", default=False)
-            return uses and index >= fields.count("max_window_layers", default=1)
+            return fields.flag("use_sliding_window", default=False) and index >= _num_lower_layers(fields)
+
+
+def _num_lower_layers(fields: Fields) -> int:
+    value = fields.values.get("max_window_layers")
+    if type(value) is not int or value < 0:
+        raise UnsupportedArchitecture(
+            f"max_window_layers is {value!r}; use_sliding_window needs an integer of at least 0. Correct config.json."
+        )
+    return value
 
 
 def _pattern(fields: Fields) -> int:
