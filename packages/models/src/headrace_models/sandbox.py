@@ -71,7 +71,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.limits = limits
         known = {name: self.filters[name] for name in FILTERS} | dict(filters)
         self.filters = {name: _metered_filter(name, function) for name, function in known.items()}
-        self.filters["join"] = _join
+        self.filters |= {"join": _join, "replace": _replace}
         cast("dict[str, object]", self.tests)["in"] = _contains
         found = cast("dict[str, object]", self.globals)
         self.globals = {name: found[name] for name in GLOBALS} | {"namespace": PlainNamespace} | dict(helpers)
@@ -175,6 +175,18 @@ def _check_product(meter: Meter, left: object, right: object) -> None:
 @pass_context
 def _contains(context: MeteredContext, value: object, container: object) -> bool:
     return context.contains(value, container)
+
+
+@pass_context
+def _replace(context: MeteredContext, s: object, old: object, new: object, count: int | None = None) -> str:
+    text, before, after = context.text_of(s), context.text_of(old), context.text_of(new)
+    growth = len(after) - len(before)
+    size = len(text) + (text.count(before) * growth if growth > 0 else 0)
+    if size > SHORT:
+        context.meter.check_size(size)
+    else:
+        context.tick()
+    return text.replace(before, after, -1 if count is None else count)
 
 
 @pass_context

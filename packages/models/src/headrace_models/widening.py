@@ -42,7 +42,7 @@ GLOBALS = ("range", "dict", "cycler", "joiner")
 
 _FILTER_NAMES = (
     "abs attr capitalize center count default d dictsort e escape first float format indent int items last length "
-    "list lower map max min reject rejectattr replace reverse round safe select selectattr sort string sum title "
+    "list lower map max min reject rejectattr reverse round safe select selectattr sort string sum title "
     "tojson trim truncate unique upper wordcount"
 )
 FILTERS = frozenset(_FILTER_NAMES.split())
@@ -187,7 +187,6 @@ FILTER_GUARDS: Mapping[str, Guard] = {
     "indent": _indent,
     "max": _weigh,
     "min": _weigh,
-    "replace": _replace,
     "round": _round,
     "sort": _weigh,
     "string": _weigh,
