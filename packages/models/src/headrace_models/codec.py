@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from headrace_models.boundary import BoundaryProbe
 from headrace_models.config import read_config
 from headrace_models.decoder import ByteDecoder, TokenDecoder, WindowDecoder, make_piece_table
 from headrace_models.errors import TemplateError
 from headrace_models.gguf_file import GgufFile, read_gguf
+from headrace_models.history import TokenHistory
+from headrace_models.reasoning import reasoning_kwargs
 from headrace_models.sources import ModelSource
 from headrace_models.template import ChatTemplate
 from headrace_models.tokenizer import build_tokenizer, read_tokenizer
@@ -28,12 +31,12 @@ class PreparedPrompt:
 
     Attributes:
         ids: the prompt's token ids.
-        stable_boundary: how many leading ids the next turn's prompt will share; None when it is not known.
+        stable_boundary: how many leading ids the next turn's prompt will share; all of them where that is not known.
         starts_in_reasoning: the template has opened a `<think>` block that the reply goes on in.
     """
 
     ids: list[int]
-    stable_boundary: int | None
+    stable_boundary: int
     starts_in_reasoning: bool
 
 
@@ -63,6 +66,8 @@ class Codec:
         self._bos_id = None if bos is None else tokenizer.token_to_id(bos)
         added = tokenizer.get_added_tokens_decoder()
         self._hidden = eos_token_ids | {token_id for token_id, token in added.items() if token.special}
+        self._probe = BoundaryProbe()
+        self._history = TokenHistory(self._encode_prompt, self._decode_raw)
         self._pieces = make_piece_table(tokenizer, self._hidden)
 
     @property
@@ -85,26 +90,61 @@ class Codec:
         return WindowDecoder(self._tokenizer, self._hidden)
 
     def prepare_chat(
-        self, messages: Sequence[Mapping[str, object]], *, template_kwargs: Mapping[str, object] | None = None
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        reasoning_effort: str | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
     ) -> PreparedPrompt:
-        """Render a conversation with the model's template and encode it.
+        """Render a conversation with the model's template and encode it. May take long: templates are programs.
 
         Args:
             messages: as the API takes them.
-            template_kwargs: further variables of the template, for example tools or enable_thinking.
+            tools: descriptions of the tools that the model may call; also taken from `template_kwargs`.
+            reasoning_effort: none, minimal, low, medium, high or xhigh; brought to what the template knows.
+            template_kwargs: further variables of the template, for example enable_thinking.
 
         Raises:
             TemplateError: the model has no chat template, or its template refuses the messages.
         """
-        if self._template is None:
+        template = self._template
+        if template is None:
             raise TemplateError("this model has no chat template: use raw completions, or a chat-tuned model")
-        text = self._template.render(messages, template_kwargs=template_kwargs)
-        # The template writes the special tokens itself.
+        given = dict(template_kwargs or {})
+        if tools is not None:
+            given["tools"] = tools
+        source = template.source_for(with_tools=bool(given.get("tools")))
+        given = reasoning_kwargs(source, reasoning_effort=reasoning_effort, template_kwargs=given)
+        text = template.render(messages, template_kwargs=given)
+        canonical = self._encode_prompt(text)
+        ids = self._history.resolve(text, canonical)
         return PreparedPrompt(
-            ids=self._encode(text, add_special_tokens=False),
-            stable_boundary=None,
+            ids=ids,
+            stable_boundary=self._probe.stable_length(
+                num_ids=len(ids),
+                canonical=canonical,
+                messages=messages,
+                template_kwargs=given,
+                encode=lambda turns: self._encode_prompt(template.render(turns, template_kwargs=given)),
+            ),
             starts_in_reasoning=text.rfind("<think>") > text.rfind("</think>"),
         )
+
+    def remember(self, token_ids: Sequence[int]) -> None:
+        """Remember a prompt with the ids generated after it, so that the next turn's prompt repeats these very ids.
+
+        A reply that is resent as text is encoded anew otherwise, perhaps to other ids than a prefix cache holds.
+        """
+        self._history.remember(token_ids)
+
+    def _encode_prompt(self, text: str) -> list[int]:
+        # The template writes the special tokens itself.
+        return self._encode(text, add_special_tokens=False)
+
+    def _decode_raw(self, token_ids: Sequence[int]) -> str:
+        (text,) = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=False)
+        return text
 
     def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         # Of the tokenizer's calls only the batched ones release the GIL: another one would stop all threads.
