@@ -1,8 +1,9 @@
 """Language models on MLX: architectures, weights, tokenizer codec and model sources.
 
 Public modules: `sources` (names to files), `index_models` and `hub` (fetching), `config` (what a model is), `codec`
-(text, tokens and chat prompts), `template`, `tokenizer_files`, `gguf_file`, `loading` and `exporting` (weights),
-`device` (BLAS and measurements) and `errors`. Importing this package imports no MLX.
+(text, tokens and chat prompts), `template` and `meter` (what templates may spend), `tokenizer_files`, `gguf_file`,
+`loading` and `exporting` (weights), `device` (BLAS and measurements) and `errors`. Importing this package imports no
+MLX.
 """
 
 from importlib import import_module
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from headrace_models.index_models import IndexModel as IndexModel
     from headrace_models.loading import LoadedModel as LoadedModel
     from headrace_models.loading import load as load
+    from headrace_models.meter import RenderLimits as RenderLimits
     from headrace_models.sources import ModelSource as ModelSource
     from headrace_models.sources import resolve as resolve
     from headrace_models.template import ChatTemplate as ChatTemplate
@@ -54,6 +56,7 @@ __all__ = [
     "ModelSource",
     "PreparedPrompt",
     "Quantization",
+    "RenderLimits",
     "SourceError",
     "TemplateError",
     "UnsupportedArchitecture",
@@ -85,6 +88,7 @@ _MODULES = {
     "ModelSource": "sources",
     "PreparedPrompt": "codec",
     "Quantization": "config",
+    "RenderLimits": "meter",
     "SourceError": "errors",
     "TemplateError": "errors",
     "UnsupportedArchitecture": "errors",
