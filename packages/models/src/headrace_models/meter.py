@@ -34,7 +34,7 @@ class RenderLimits:
         max_seconds: wall time.
     """
 
-    max_source_chars: int = 256 * 1024
+    max_source_chars: int = 128 * 1024
     max_work: int = 256_000_000
     max_chars: int = 16_000_000
     max_seconds: float = 2.0
