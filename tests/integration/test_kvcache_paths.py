@@ -15,9 +15,17 @@ NEAR_TIE = 1e-3
 """Where the best two logits are closer, the order of additions decides and a row is not compared further."""
 
 
+TEXT = "The mill stands by the river. In the year 1812 the miller wrote to his brother that "
+
+
 @pytest.fixture(scope="module")
-def loaded(smollm2):
+def starter(smollm2):
     return load(smollm2)
+
+
+@pytest.fixture(scope="module")
+def gemma(gemma3_270m):
+    return load(gemma3_270m)
 
 
 def best_two(logits: mx.array) -> tuple[int, float]:
@@ -83,16 +91,22 @@ def run_paths(model, scheme: KVScheme, prompt: list[int]) -> dict[str, list[tupl
     return runs
 
 
-@pytest.mark.parametrize("text", ["off", "8", "4"])
-def test_every_path_of_a_scheme_decodes_the_same_tokens(loaded, text):
-    """Single, slots, joined and extracted rows pick equal greedy tokens up to the first near-tie."""
-    scheme = KVScheme.parse(text)
-    prompt = loaded.codec.encode(
-        "The mill stands by the river. In the year 1812 the miller wrote to his brother that " * 4
-    )
-    runs = run_paths(loaded.model, scheme, prompt)
+def check_paths(loaded, scheme: KVScheme, num_repeats: int) -> None:
+    runs = run_paths(loaded.model, scheme, loaded.codec.encode(TEXT * num_repeats))
     expected = runs.pop("single")
     num_compared = next((index for index, (_, margin) in enumerate(expected) if margin < NEAR_TIE), NUM_TOKENS)
     assert num_compared >= NUM_TOKENS // 2
     for path, picked in runs.items():
         assert [token for token, _ in picked[:num_compared]] == [token for token, _ in expected[:num_compared]], path
+
+
+@pytest.mark.parametrize("text", ["off", "8", "4"])
+def test_every_path_of_a_scheme_decodes_the_same_tokens(starter, text):
+    """Single, slots, joined and extracted rows pick equal greedy tokens up to the first near-tie."""
+    check_paths(starter, KVScheme.parse(text), num_repeats=4)
+
+
+@pytest.mark.parametrize("text", ["off", "8"])
+def test_every_path_crosses_the_window(gemma, text):
+    """The same for rings beside full layers, from a prompt longer than the window of 512."""
+    check_paths(gemma, KVScheme.parse(text), num_repeats=27)
