@@ -17,7 +17,7 @@ URL = "/v1/completions"
 
 @pytest.fixture
 async def gateway():
-    config = EngineConfig(loader=FakeLoader(), make_runner=FakeRunnerFactory(), max_context=100_000)
+    config = EngineConfig(loader=FakeLoader(max_positions=10**9), make_runner=FakeRunnerFactory(), max_context=10**9)
     opened = GenerationGateway(ThreadEnginePort(config), max_outstanding=2)
     await opened.start()
     await opened.wait_ready(30)

@@ -200,8 +200,6 @@ class FakeHub:
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
             def do_GET(self):
                 hub.answer(self, body=True)
 
