@@ -36,6 +36,7 @@ SMALL = CapacityClasses(capacities=(3, 10))
 MODELS = {
     "plain and sliding": lambda: [KVCache(), RotatingKVCache(6), KVCache(), RotatingKVCache(6), RotatingKVCache(9, 2)],
     "hybrid": lambda: [RecurrentCache(2), KVCache(), RecurrentCache(2)],
+    "chunked and plain": lambda: [ChunkedKVCache(6), ChunkedKVCache(6), KVCache(), ChunkedKVCache(9)],
     "lists": lambda: [CacheList(KVCache(), RotatingKVCache(5)), CacheList(KVCache(), RecurrentCache(2))],
     "quantized": lambda: [
         QuantizedKVCache(bits=8, group_size=32),
@@ -246,7 +247,6 @@ class Unknown:
 REFUSED = {
     "nothing": (lambda: make_row_batch([], max_rows=1), InvalidGeometry),
     "an unknown kind": (lambda: make_row_batch([Unknown()], max_rows=1), UnsupportedCache),
-    "a chunked cache": (lambda: make_row_batch([ChunkedKVCache(8)], max_rows=1), UnsupportedCache),
     "an unknown kind in a list": (lambda: make_row_batch([CacheList(KVCache(), Unknown())], max_rows=1), TypeError),
     "no rows": (lambda: make_row_batch([KVCache()], max_rows=0), InvalidGeometry),
 }

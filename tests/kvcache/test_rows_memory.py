@@ -5,7 +5,14 @@ import gc
 import mlx.core as mx
 import pytest
 
-from headrace_kvcache import QuantizedRowBatch, RotatingQuantizedRowBatch, RotatingRowBatch, RowBatch, attend
+from headrace_kvcache import (
+    ChunkedRowBatch,
+    QuantizedRowBatch,
+    RotatingQuantizedRowBatch,
+    RotatingRowBatch,
+    RowBatch,
+    attend,
+)
 
 HEADS, KV_HEADS, HEAD_DIM = 2, 1, 64
 NUM_ROWS = 8
@@ -14,6 +21,7 @@ KINDS = {
     "plain": lambda num_layers: RowBatch(num_layers, max_rows=NUM_ROWS),
     "quantized": lambda num_layers: QuantizedRowBatch(num_layers, max_rows=NUM_ROWS, bits=8, group_size=64),
     "ring": lambda num_layers: RotatingRowBatch(num_layers, max_rows=NUM_ROWS, window=8192),
+    "chunked": lambda num_layers: ChunkedRowBatch(num_layers, max_rows=NUM_ROWS, chunk_size=8192),
     "quantized ring": lambda num_layers: RotatingQuantizedRowBatch(num_layers, max_rows=NUM_ROWS, window=8192),
 }
 
@@ -52,7 +60,8 @@ def peak_of_steps(kind, num_tokens, *, num_layers, is_pipelined=False):
 
 
 @pytest.mark.parametrize(
-    ("kind", "shortest"), [("plain", 512), ("ring", 512), ("quantized", 2048), ("quantized ring", 2048)]
+    ("kind", "shortest"),
+    [("plain", 512), ("ring", 512), ("chunked", 512), ("quantized", 2048), ("quantized ring", 2048)],
 )
 def test_a_layers_decode_step_grows_by_its_scores(kind, shortest):
     """Up to 8,192 tokens the peak grows by at most 12 * B * H bytes per position: scores and a mask.

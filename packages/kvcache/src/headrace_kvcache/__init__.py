@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace_kvcache.budget import batch_row_kv_bytes as batch_row_kv_bytes
     from headrace_kvcache.capacity import CapacityClasses as CapacityClasses
     from headrace_kvcache.chunked import ChunkedKVCache as ChunkedKVCache
+    from headrace_kvcache.chunked_rows import ChunkedRowBatch as ChunkedRowBatch
     from headrace_kvcache.composite import CacheList as CacheList
     from headrace_kvcache.errors import BudgetExceeded as BudgetExceeded
     from headrace_kvcache.errors import EmptyCache as EmptyCache
@@ -67,6 +68,7 @@ __all__ = [
     "CacheSpec",
     "CapacityClasses",
     "ChunkedKVCache",
+    "ChunkedRowBatch",
     "EmptyCache",
     "IntegrityError",
     "InvalidCountError",
@@ -117,6 +119,7 @@ _MODULES = {
     "CacheSpec": "spec",
     "CapacityClasses": "capacity",
     "ChunkedKVCache": "chunked",
+    "ChunkedRowBatch": "chunked_rows",
     "EmptyCache": "errors",
     "IntegrityError": "errors",
     "InvalidCountError": "errors",

@@ -1,4 +1,4 @@
-"""Slots for all layers of one attention kind: plain or ring, unquantized or quantized."""
+"""Slots for all layers of one attention kind: plain, ring or chunked, unquantized or quantized."""
 
 from __future__ import annotations
 
@@ -151,12 +151,13 @@ class AttentionRows:
         counts = check_counts(len(rows), num_tokens, lengths)
         for row, count in zip(rows, counts, strict=True):
             self._rooms.move_up(row, self._rooms.class_for(row.end + count))
+        leasts = [self.least_end(slot) for slot in slots]
         groups: list[Group] = []
         for room in sorted({row.room for row in rows}):
             members = [index for index, row in enumerate(rows) if row.room == room]
             members.sort(key=lambda index: rows[index].seat)
             groups.append(self._group(room, members, rows, counts, num_tokens))
-        step = Step([row.end for row in rows], num_tokens, groups)
+        step = Step([row.end for row in rows], num_tokens, groups, leasts=leasts)
         return [SlotView(layer, self._rooms.forms, step) for layer in self._rooms.layers]
 
     def _group(
@@ -268,8 +269,8 @@ class AttentionRows:
     def contents(self, slot: int) -> list[Fields]:
         """Return copies of what a row holds, per layer its fields `(1, H, n, ...)` in the order of positions.
 
-        Computed at once, so that nothing pins the buffers. A ring gives its first `keep` positions and those that
-        its window still needs. A row that waits for its conversion gives what it holds now.
+        Computed at once, so that nothing pins the buffers. A ring gives its first `keep` positions and its window, a
+        chunked row its last position's chunk. A row that waits for its conversion gives what it holds now.
 
         Raises:
             InvalidSlots: the slot holds no row.
@@ -300,7 +301,7 @@ class AttentionRows:
         slot = self._table.join((form, self._rooms.class_for(max(end, num_tokens))))
         row = self._table.row(slot)
         row.end = row.written = row.granted = end
-        row.floor = 0 if self._columns.is_whole(end) else end
+        row.floor = self._columns.floor(end)
         self._rooms.fill(row, contents)
         return slot
 
@@ -332,12 +333,12 @@ class AttentionRows:
             InvalidGeometry: caches that do not fit this batch or each other.
         """
         rows = [read_single(cache) for cache in caches]
-        kinds = {(row.end, row.form.key, row.window, row.keep) for row in rows}
+        kinds = {(row.end, row.form.key, row.geometry) for row in rows}
         if len(kinds) != 1:
-            raise InvalidGeometry(f"caches of (positions, form, window, keep) {sorted(map(str, kinds))} are no row")
-        [(end, form_key, window, keep)] = kinds
-        if (window, keep) != self._columns.geometry:
-            raise InvalidGeometry(f"caches of (window, keep) {(window, keep)} do not fit {self._columns.geometry}")
+            raise InvalidGeometry(f"caches of (positions, form, geometry) {sorted(map(str, kinds))} are no row")
+        [(end, form_key, geometry)] = kinds
+        if geometry != self._columns.geometry:
+            raise InvalidGeometry(f"caches of {geometry} do not fit a batch of {self._columns.geometry}")
         if not end:
             self._form_index(form_key)
             return self.join(num_tokens=num_tokens)

@@ -12,7 +12,14 @@ from headrace_kvcache.capacity import power_of_two_at_least
 from headrace_kvcache.columns import Columns, LinearColumns, RingColumns
 from headrace_kvcache.contents import read_seat, write_seat
 from headrace_kvcache.dense import close_up, take_over
-from headrace_kvcache.errors import EmptyCache, InvalidGeometry, InvalidLength, NotTrimmable, RoundRefusedError
+from headrace_kvcache.errors import (
+    EmptyCache,
+    InvalidGeometry,
+    InvalidLength,
+    NotTrimmable,
+    RoundRefusedError,
+    UnsupportedCache,
+)
 from headrace_kvcache.fields import slabs
 from headrace_kvcache.placement import Placement
 from headrace_kvcache.ring_rows import DEFAULT_SLACK
@@ -175,16 +182,18 @@ class BatchCache:
             InvalidGeometry: no cache, or caches that differ in form, window or kept positions.
         """
         rows = [read_single(cache) for cache in caches]
-        kinds = {(row.form.key, row.window, row.keep) for row in rows}
+        kinds = {(row.form.key, row.geometry) for row in rows}
         if len(kinds) != 1:
-            raise InvalidGeometry(f"caches of (form, window, keep) {sorted(map(str, kinds))} cannot be merged")
-        window, keep = rows[0].window, rows[0].keep
+            raise InvalidGeometry(f"caches of (form, geometry) {sorted(map(str, kinds))} cannot be merged")
+        window, keep, chunk_size = rows[0].geometry
+        if chunk_size is not None:
+            raise UnsupportedCache("chunked caches cannot be merged; give their rows slots with make_row_batch")
         columns = LinearColumns() if window is None else RingColumns(window, keep=keep, slack=DEFAULT_SLACK)
         batch = cls(rows[0].form, columns, len(rows))
         batch._ends = [row.end for row in rows]
         batch._written = list(batch._ends)
-        batch._floors = [0 if columns.is_whole(row.end) else row.end for row in rows]
-        if len(rows) == 1 and columns.is_whole(rows[0].end):
+        batch._floors = [columns.floor(row.end) for row in rows]
+        if len(rows) == 1 and not batch._floors[0]:
             # Views of the single cache, which are written only after a copy: a joiner's bytes are copied once.
             batch._buffers.fields = rows[0].fields
             return batch

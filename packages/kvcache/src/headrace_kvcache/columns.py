@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import mlx.core as mx
 
@@ -11,6 +11,20 @@ from headrace_kvcache.errors import InvalidGeometry
 
 if TYPE_CHECKING:
     from headrace_kvcache.attention import Mask
+
+
+class Geometry(NamedTuple):
+    """What a position sees: layouts of equal geometry hold the same rows.
+
+    Attributes:
+        window: positions that a query sees, None for all.
+        keep: first positions that are never overwritten.
+        chunk_size: positions of a chunk, None if there are no chunks.
+    """
+
+    window: int | None = None
+    keep: int = 0
+    chunk_size: int | None = None
 
 
 class Columns(Protocol):
@@ -22,8 +36,8 @@ class Columns(Protocol):
         ...
 
     @property
-    def geometry(self) -> tuple[int | None, int]:
-        """Positions that a query sees, None for all, and first positions that are never overwritten."""
+    def geometry(self) -> Geometry:
+        """What a position sees."""
         ...
 
     def fits_in_place(self, start: int, num_tokens: int) -> bool:
@@ -38,8 +52,8 @@ class Columns(Protocol):
         """Return the positions that a row which ends at `end` must hold for what comes after."""
         ...
 
-    def is_whole(self, end: int) -> bool:
-        """Return whether `held(end)` is everything from the first position on."""
+    def floor(self, end: int) -> int:
+        """Return the lowest end that a row with nothing but `held(end)` can be rolled back to; 0 if that is all."""
         ...
 
     def least_end(self, end: int, written: int) -> int:
@@ -80,9 +94,9 @@ class LinearColumns:
         return None
 
     @property
-    def geometry(self) -> tuple[int | None, int]:
+    def geometry(self) -> Geometry:
         """Every position is seen."""
-        return None, 0
+        return Geometry()
 
     def fits_in_place(self, start: int, num_tokens: int) -> bool:
         """Return True: nothing is overwritten."""
@@ -97,10 +111,10 @@ class LinearColumns:
         """Return all positions."""
         return [(0, end)]
 
-    def is_whole(self, end: int) -> bool:
-        """Return True: nothing is left out."""
+    def floor(self, end: int) -> int:
+        """Return 0: nothing is left out."""
         del end
-        return True
+        return 0
 
     def least_end(self, end: int, written: int) -> int:
         """Return 0: every position can be forgotten."""
@@ -172,9 +186,9 @@ class RingColumns:
         return self.capacity
 
     @property
-    def geometry(self) -> tuple[int | None, int]:
+    def geometry(self) -> Geometry:
         """The window and the kept positions."""
-        return self.window, self.keep
+        return Geometry(self.window, self.keep)
 
     def fits_in_place(self, start: int, num_tokens: int) -> bool:
         """Return whether the positions fit the slack or lie before the wrap."""
@@ -188,9 +202,9 @@ class RingColumns:
         """Return the positions below `keep` and those that the window still needs."""
         return [(0, min(end, self.keep)), (max(min(end, self.keep), end - self._seen), end)]
 
-    def is_whole(self, end: int) -> bool:
-        """Return whether the window still reaches the first position."""
-        return end <= self.window
+    def floor(self, end: int) -> int:
+        """Return 0 while the window still reaches the first position, else `end`."""
+        return 0 if end <= self.window else end
 
     def least_end(self, end: int, written: int) -> int:
         """Return the lowest end whose last position still sees everything it saw."""

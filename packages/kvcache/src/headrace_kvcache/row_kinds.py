@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from attrs import frozen
 
+from headrace_kvcache.chunked import ChunkedKVCache
+from headrace_kvcache.chunked_rows import ChunkedRowBatch
 from headrace_kvcache.errors import UnsupportedCache
 from headrace_kvcache.forms import AffineForm
 from headrace_kvcache.plain import KVCache
@@ -20,7 +22,9 @@ from headrace_kvcache.rows import RowBatch
 if TYPE_CHECKING:
     from headrace_kvcache.capacity import CapacityClasses
 
-Rows: TypeAlias = "RowBatch | RotatingRowBatch | QuantizedRowBatch | RotatingQuantizedRowBatch | RecurrentRowBatch"
+Rows: TypeAlias = (
+    "RowBatch | RotatingRowBatch | ChunkedRowBatch | QuantizedRowBatch | RotatingQuantizedRowBatch | RecurrentRowBatch"
+)
 
 
 class RowKind(Protocol):
@@ -81,6 +85,17 @@ class AttentionKind:
 
 
 @frozen(kw_only=True)
+class ChunkedKind:
+    """Attention within chunks of `chunk_size` positions."""
+
+    chunk_size: int
+
+    def make(self, num_layers: int, *, max_rows: int, classes: CapacityClasses, slack: int) -> Rows:
+        """Make the slots of `num_layers` layers of this kind."""
+        return ChunkedRowBatch(num_layers, max_rows=max_rows, chunk_size=self.chunk_size, slack=slack, classes=classes)
+
+
+@frozen(kw_only=True)
 class RecurrentKind:
     """A recurrent layer of `size` arrays."""
 
@@ -96,7 +111,8 @@ def row_kind(cache: object, *, starts_unquantized: bool = False) -> RowKind:
     """Return the kind of slots that a single-row cache declares.
 
     Args:
-        cache: a `KVCache`, `QuantizedKVCache`, `RotatingKVCache`, `RotatingQuantizedKVCache` or `RecurrentCache`.
+        cache: a `KVCache`, `QuantizedKVCache`, `RotatingKVCache`, `RotatingQuantizedKVCache`, `ChunkedKVCache` or
+            `RecurrentCache`.
         starts_unquantized: whether rows of quantized kinds wait for `convert`.
 
     Raises:
@@ -106,6 +122,8 @@ def row_kind(cache: object, *, starts_unquantized: bool = False) -> RowKind:
         return AttentionKind()
     if isinstance(cache, RotatingKVCache):
         return AttentionKind(window=cache.max_size, keep=cache.keep)
+    if isinstance(cache, ChunkedKVCache):
+        return ChunkedKind(chunk_size=cache.chunk_size)
     if isinstance(cache, RecurrentCache):
         return RecurrentKind(size=len(cache.state[0]))
     if isinstance(cache, QuantizedKVCache | RotatingQuantizedKVCache):

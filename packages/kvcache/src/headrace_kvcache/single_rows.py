@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import mlx.core as mx
 from attrs import frozen
 
-from headrace_kvcache.columns import LinearColumns, RingColumns
-from headrace_kvcache.errors import UnsupportedCache
+from headrace_kvcache.chunked import ChunkedKVCache
+from headrace_kvcache.chunked_columns import ChunkedColumns, chunk_start
+from headrace_kvcache.columns import Geometry, LinearColumns, RingColumns
+from headrace_kvcache.errors import InvalidGeometry, UnsupportedCache
 from headrace_kvcache.fields import joined, part, slabs
 from headrace_kvcache.forms import AffineForm, PlainForm
 from headrace_kvcache.plain import KVCache
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from headrace_kvcache.columns import Columns
     from headrace_kvcache.forms import Fields, StoredForm
 
-SingleCache: TypeAlias = "KVCache | QuantizedKVCache | RotatingKVCache | RotatingQuantizedKVCache"
-_SINGLE = (KVCache, QuantizedKVCache, RotatingKVCache, RotatingQuantizedKVCache)
+SingleCache: TypeAlias = "KVCache | QuantizedKVCache | RotatingKVCache | RotatingQuantizedKVCache | ChunkedKVCache"
+_SINGLE = (KVCache, QuantizedKVCache, RotatingKVCache, RotatingQuantizedKVCache, ChunkedKVCache)
 
 
 @frozen(kw_only=True)
@@ -31,15 +33,13 @@ class SingleRow:
     Attributes:
         end: positions appended.
         form: how they are stored.
-        window: positions that a query sees, None for all.
-        keep: first positions that are never overwritten.
+        geometry: what a position sees.
         fields: `(1, H, n, ...)` in the order of positions; none if nothing is held.
     """
 
     end: int
     form: StoredForm
-    window: int | None
-    keep: int
+    geometry: Geometry
     fields: Fields
 
 
@@ -48,21 +48,39 @@ def read_single(cache: object) -> SingleRow:
 
     Raises:
         UnsupportedCache: a cache of another kind.
+        InvalidGeometry: a chunked cache that was trimmed and no longer holds its last position's chunk.
     """
     if not isinstance(cache, _SINGLE):
         raise UnsupportedCache(
             f"a {type(cache).__name__} cannot share slots of keys and values; it must be one of "
             f"{', '.join(kind.__name__ for kind in _SINGLE)}"
         )
+    if isinstance(cache, ChunkedKVCache):
+        return _read_chunked(cache)
     keys, values, end, *numbers = cache.state
     fields = () if keys is None or values is None or not end else (*_as_fields(keys), *_as_fields(values))
     if isinstance(cache, KVCache | QuantizedKVCache):
-        return SingleRow(end=end, form=cache.form, window=None, keep=0, fields=part(fields, 0, end) if fields else ())
+        held = part(fields, 0, end) if fields else ()
+        return SingleRow(end=end, form=cache.form, geometry=Geometry(), fields=held)
     keep, max_size, head = numbers[:3]
     if fields:
         ring = Ring(max_size, keep, end, head, end if head == end else fields[0].shape[2])
         fields = joined([part(fields, low, high) for low, high in ring.pieces(max_size)])
-    return SingleRow(end=end, form=cache.form, window=max_size, keep=keep, fields=fields)
+    return SingleRow(end=end, form=cache.form, geometry=Geometry(max_size, keep), fields=fields)
+
+
+def _read_chunked(cache: ChunkedKVCache) -> SingleRow:
+    end, first_held = cache.offset, cache.start_position
+    first = chunk_start(end, cache.chunk_size)
+    if first < first_held:
+        raise InvalidGeometry(
+            f"a chunked cache trimmed to {end} holds positions from {first_held} on; a row needs its last chunk from "
+            f"{first} on: append before it joins"
+        )
+    keys, values, *_ = cache.state
+    fields = () if keys is None or values is None or not end else (*_as_fields(keys), *_as_fields(values))
+    held = part(fields, first - first_held, end - first_held) if fields else ()
+    return SingleRow(end=end, form=cache.form, geometry=Geometry(chunk_size=cache.chunk_size), fields=held)
 
 
 def make_single(form: StoredForm, columns: Columns, end: int, fields: Fields) -> SingleCache:
@@ -83,6 +101,9 @@ def make_single(form: StoredForm, columns: Columns, end: int, fields: Fields) ->
             return QuantizedKVCache.from_state((keys, values, end, form.group_size, form.bits))
         if isinstance(form, PlainForm):
             return KVCache.from_state((keys, values, end))
+    if isinstance(columns, ChunkedColumns):
+        start = chunk_start(end, columns.chunk_size)
+        return ChunkedKVCache.from_state((keys, values, end, columns.chunk_size, start))
     if isinstance(columns, RingColumns):
         head = min(end, columns.window)
         ring = (end, columns.keep, columns.window, head)
@@ -97,7 +118,9 @@ Side: TypeAlias = "mx.array | tuple[mx.array, ...] | None"
 
 
 def single_columns(columns: Columns, end: int) -> int:
-    """Return the columns that the single-row cache of a row has at rest: whole slabs, a ring at most its window."""
+    """Return the columns of a row's single-row cache: up to a whole slab, a ring at most its window."""
+    if isinstance(columns, ChunkedColumns):
+        return slabs(end) - chunk_start(end, columns.chunk_size)
     return min(slabs(end), columns.window) if isinstance(columns, RingColumns) else slabs(end)
 
 

@@ -69,15 +69,21 @@ class Step:
         num_rows: B.
         num_tokens: T.
         groups: the rows, by room.
+
+    Args:
+        leasts: the lowest ends that the rows could be rolled back to before the step.
     """
 
-    __slots__ = ("_earlier", "_offset", "_order", "_starts", "groups", "num_rows", "num_tokens")
+    __slots__ = ("_earlier", "_leasts", "_offset", "_order", "_starts", "groups", "num_rows", "num_tokens")
 
-    def __init__(self, starts: Sequence[int], num_tokens: int, groups: Sequence[Group]) -> None:
+    def __init__(
+        self, starts: Sequence[int], num_tokens: int, groups: Sequence[Group], *, leasts: Sequence[int]
+    ) -> None:
         self.num_rows = len(starts)
         self.num_tokens = num_tokens
         self.groups = tuple(groups)
         self._starts = tuple(starts)
+        self._leasts = tuple(leasts)
         self._offset: mx.array | None = None
         self._earlier: Step | None = None
         order = [row for group in groups for row in group.rows]
@@ -95,7 +101,13 @@ class Step:
         """Return the step whose positions are the last ones already held."""
         if self._earlier is None:
             groups = [group.earlier(self.num_rows) for group in self.groups]
-            self._earlier = Step([start - self.num_tokens for start in self._starts], self.num_tokens, groups)
+            starts = [start - self.num_tokens for start in self._starts]
+            if any(start + 1 < least for start, least in zip(starts, self._leasts, strict=True)):
+                raise EmptyCache(
+                    f"rows at {self._starts} hold all that is to see from ends {self._leasts} on; {self.num_tokens} "
+                    f"queries without keys need more"
+                )
+            self._earlier = Step(starts, self.num_tokens, groups, leasts=self._leasts)
         return self._earlier
 
     def gather(self, outputs: Sequence[mx.array]) -> mx.array:
