@@ -129,6 +129,7 @@ class Schedule:
     def compare(self, together, lone):
         expected = lone.astype(mx.float32)
         difference = mx.abs(together.astype(mx.float32) - expected) / mx.maximum(mx.abs(expected), 1)
+        assert not mx.isnan(difference).any().item(), "max() would pass over NaN"
         self.worst = max(self.worst, difference.max().item())
 
     def step(self, which, num_tokens, shares):
