@@ -196,7 +196,7 @@ def test_an_extracted_row_goes_on_alone_and_in_a_batch(model, mergeable):
 def test_quantized_rows_equal_the_row_alone(model, mergeable, bits):
     """Where mlx-lm cannot batch (quantized caches, quantized rings), a batched row equals the row generated alone.
 
-    Within 1e-2: keys that differ in their last bits round to another level now and then, measured up to 5.1e-4.
+    Within 1e-2: keys that differ in their last bits round to another level now and then.
     """
 
     def make_caches():
