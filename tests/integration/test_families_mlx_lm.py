@@ -64,6 +64,32 @@ GRANITE = {
     "attention_bias": False,
     "mlp_bias": False,
 }
+GEMMA4_LAYERS = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+GEMMA4 = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_hidden_layers": 6,
+    "layer_types": GEMMA4_LAYERS,
+    "sliding_window": 8,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 320,
+    "final_logit_softcapping": 3.0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+# As the larger models are: nothing shared, no inputs per layer, keys that are values in full layers.
+GEMMA4_LARGE = {
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 GLM4 = {"head_dim": 16, "attention_bias": True, "partial_rotary_factor": 0.5, "tie_word_embeddings": False}
 STARCODER2 = {"norm_epsilon": 1e-5, "hidden_act": "gelu", "use_bias": True}
@@ -73,6 +99,10 @@ CASES = {
     "gemma2": ("gemma2", GEMMA | GEMMA2),
     "gemma3": ("gemma3_text", GEMMA | GEMMA3),
     "gemma3-linear-rope": ("gemma3_text", GEMMA | GEMMA3 | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    "gemma4": ("gemma4_text", GEMMA4),
+    "gemma4-large": ("gemma4_text", GEMMA4 | GEMMA4_LARGE),
+    "gemma4-keys-shared": ("gemma4_text", GEMMA4 | GEMMA4_LARGE | {"num_kv_shared_layers": 3}),
+    "gemma4-untied": ("gemma4_text", GEMMA4 | {"tie_word_embeddings": False, "num_kv_shared_layers": 1}),
     "glm4": ("glm4", GLM4),
     "glm4-unbiased": ("glm4", GLM4 | {"attention_bias": False, "partial_rotary_factor": 1.0}),
     "granite": ("granite", GRANITE),
@@ -104,7 +134,19 @@ CASES = {
     "starcoder2": ("starcoder2", STARCODER2),
     "starcoder2-untied": ("starcoder2", STARCODER2 | {"tie_word_embeddings": False}),
 }
-ONE_EACH = ["gemma", "gemma2", "gemma3", "glm4", "granite", "llama-windows", "mistral", "olmo2", "phi3-longrope"]
+ONE_EACH = [
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma4",
+    "gemma4-large",
+    "glm4",
+    "granite",
+    "llama-windows",
+    "mistral",
+    "olmo2",
+    "phi3-longrope",
+]
 ONE_EACH += ["qwen2", "qwen3", "smollm3", "starcoder2"]
 
 
@@ -134,8 +176,8 @@ def _flat(model):
 
 def _random(name: str, shape) -> mx.array:
     noise = mx.random.normal(shape)
-    if name.endswith(("norm.weight", "norm.bias")):
-        return 0.1 * noise + (1 if name.endswith("weight") else 0)
+    if name.endswith(("norm.weight", "norm.bias", "layer_scalar")):
+        return 0.1 * noise + (0 if name.endswith("bias") else 1)
     return noise * shape[-1] ** -0.5 if len(shape) > 1 else 0.1 * noise
 
 
@@ -198,6 +240,31 @@ def test_every_family_has_a_case():
 def test_float32_logits_equal_mlx_lm(tiny_llama, tmp_path, case):
     """Prefill, chunks, decode, ragged rows and wraps, within 1e-4."""
     folder = make_folder(tmp_path / "model", tiny_llama, case)
+    assert largest_difference(folder, "float32") < FLOAT32_TOLERANCE
+
+
+def test_layers_of_gemma_4_that_share_own_no_cache(tiny_llama, tmp_path):
+    """Caches, and slots, are those of the layers that make keys and values; embeddings alone are not enough."""
+    model = load(make_folder(tmp_path / "model", tiny_llama, "gemma4"), dtype="float32").model
+    assert (len(model.layers), len(model.make_cache()), model.num_caches) == (6, 3, 3)
+    assert make_row_batch(model.make_cache(), max_rows=2).num_layers == 3
+    ids = mx.array([IDS])
+    expected = model.forward_hidden(ids, model.make_cache())
+    found = model.forward_embeddings(model.embedding(ids), model.make_cache(), ids=ids)
+    assert mx.array_equal(found, expected).item()
+    with pytest.raises(ValueError, match="ids"):
+        model.forward_embeddings(model.embedding(ids), model.make_cache())
+    with pytest.raises(ValueError, match="4 caches"):
+        model.forward_hidden(ids, [*model.make_cache(), model.make_cache()[0]])
+
+
+def test_unread_keys_of_sharing_layers_change_nothing(tiny_llama, tmp_path):
+    """Released checkpoints carry keys and values of layers that share those of others; both sides leave them out."""
+    folder = make_folder(tmp_path / "model", tiny_llama, "gemma4")
+    path = str(folder / "model.safetensors")
+    unread = {f"model.layers.5.self_attn.{name}_proj.weight": mx.ones((64, 64)) for name in "kv"}
+    mx.save_safetensors(path, {**mx.load(path), **unread, "model.layers.5.self_attn.k_norm.weight": mx.ones((32,))})
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
     assert largest_difference(folder, "float32") < FLOAT32_TOLERANCE
 
 

@@ -141,6 +141,8 @@ def test_a_template_that_wants_turns_to_alternate_refuses_others():
         ("qwen3", {"template_kwargs": {"enable_thinking": False}}, "<think>\n\n</think>\n\n"),
         ("qwen3", {"tools": TOOLS, "template_kwargs": {"enable_thinking": False}}, "<think>\n\n</think>\n\n"),
         ("smollm3", {"reasoning_effort": "none"}, ""),
+        ("gemma4", {}, "<|channel>thought\n<channel|>"),
+        ("gemma4", {"template_kwargs": {"enable_thinking": True}}, ""),
         ("minicpm", {}, "<think>\n\n</think>\n\n"),
         ("minicpm", {"reasoning_effort": "low"}, "<think>\n"),
     ],

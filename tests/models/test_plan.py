@@ -22,6 +22,18 @@ SIZES = {
     "max_position_embeddings": 256,
 }
 SLIDING = ["sliding_attention", *["full_attention"] * 5]
+GEMMA4 = {
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "sliding_window": 8,
+    "global_head_dim": 64,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 16,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    },
+}
 
 
 def plan_of(folder, model_type: str, **settings):
@@ -67,6 +79,26 @@ def test_windowed_layers_of_gemma_3_have_a_rope_of_their_own(tmp_path):
         assert [rope.base for rope in plan.ropes] == [1e6, 500.0]
         assert plan.ropes[0].scaling["factor"] == 8.0
         assert plan.ropes[1].scaling is None
+
+
+def test_layers_of_gemma_4_differ(tmp_path):
+    """Heads and rope by kind; the last layers share keys and values with the last own layer of their kind."""
+    plan = plan_of(tmp_path, "gemma4_text", **GEMMA4)
+    assert [shape.head_dim for shape in plan.shapes] == [32, 64] * 3
+    assert [shape.source for shape in plan.shapes] == [None, None, None, 1, 2, 1]
+    assert [shape.intermediate_size for shape in plan.shapes] == [64] * 3 + [128] * 3
+    assert [(rope.size, rope.base) for rope in plan.ropes] == [(64, 1e6), (32, 500.0)]
+    assert plan.rope_indices == (1, 0) * 3
+    assert plan.attention_scale == 1.0
+    assert plan.per_layer.size == 16
+    assert plan_of(tmp_path, "gemma4_text", **GEMMA4 | {"hidden_size_per_layer_input": 0}).per_layer is None
+
+
+@pytest.mark.parametrize("name", ["num_kv_shared_layers", "hidden_size_per_layer_input", "use_double_wide_mlp"])
+def test_sizes_of_gemma_4_have_no_default(tmp_path, name):
+    """Programs differ about what stands for a missing one, so none is guessed."""
+    with pytest.raises(SourceError, match=name):
+        plan_of(tmp_path, "gemma4_text", **{key: GEMMA4[key] for key in GEMMA4 if key != name})
 
 
 def test_layers_without_rope(tmp_path):
@@ -115,6 +147,16 @@ def test_a_context_at_the_top_level_reaches_the_scaled_rope(tmp_path):
         ("smollm3", {"no_rope_layers": [1, 2]}, "no_rope_layers"),
         ("qwen2", {"sliding_window": 8, "use_sliding_window": True}, "max_window_layers"),
         ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
+        ("gemma4_text", GEMMA4 | {"enable_moe_block": True}, "enable_moe_block"),
+        ("gemma4_text", GEMMA4 | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ("gemma4_text", {name: GEMMA4[name] for name in GEMMA4 if name != "rope_parameters"}, "rope_parameters"),
+        ("gemma4_text", GEMMA4 | {"num_kv_shared_layers": 6}, "num_kv_shared_layers"),
+        ("gemma4_text", GEMMA4 | {"num_kv_shared_layers": 5}, "none of the first 1 layers"),
+        (
+            "gemma4_text",
+            GEMMA4 | {"rope_parameters": GEMMA4["rope_parameters"] | {"sliding_attention": {"rope_type": "yarn"}}},
+            "rope_type",
+        ),
     ],
 )
 def test_what_no_family_computes_is_refused_by_name(tmp_path, model_type, settings, named):

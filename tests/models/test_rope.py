@@ -25,7 +25,8 @@ LONGROPE = {
     "short_factor": [1.0] * 8,
     "long_factor": [1.0 + index for index in range(8)],
 }
-SCALINGS = [None, {"rope_type": "default"}, {"type": "linear", "factor": 4.0}, LLAMA3, YARN, LONGROPE]
+PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+SCALINGS = [None, {"rope_type": "default"}, {"type": "linear", "factor": 4.0}, LLAMA3, YARN, LONGROPE, PROPORTIONAL]
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -119,6 +120,12 @@ def test_llama3_keeps_short_waves_and_stretches_long_ones():
             assert math.isclose(after, before / 8)
         else:
             assert before / 8 <= after <= before
+
+
+def test_proportional_turns_the_first_pairs_alone():
+    """A quarter of a head of 16: two of eight pairs, at the frequencies that they have in a whole head."""
+    plain, found = rope_angles(16, 10000.0).frequencies, rope_angles(16, 10000.0, PROPORTIONAL).frequencies
+    assert found == [*plain[:2], *[0.0] * 6]
 
 
 def test_factors_of_a_gguf_file_divide_the_frequencies():

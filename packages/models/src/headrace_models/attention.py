@@ -31,11 +31,13 @@ class EachHeadNorm:
 
     @classmethod
     def from_parts(
-        cls, query_gain: mx.array, key_gain: mx.array, *, num_heads: int, num_kv_heads: int, epsilon: float
+        cls, query_gain: mx.array, key_gain: mx.array | None, *, num_heads: int, num_kv_heads: int, epsilon: float
     ) -> EachHeadNorm:
-        """Repeat the gains `(D,)` for every head."""
-        parts = [mx.tile(query_gain, (num_heads, 1, 1)), mx.tile(key_gain, (num_kv_heads, 1, 1))]
-        return cls(mx.concatenate(parts), epsilon)
+        """Repeat the gains `(D,)` for every head; without keys there is no gain of theirs."""
+        gains = mx.tile(query_gain, (num_heads, 1, 1))
+        if key_gain is not None:
+            gains = mx.concatenate([gains, mx.tile(key_gain, (num_kv_heads, 1, 1))])
+        return cls(gains, epsilon)
 
     def __call__(self, heads: mx.array) -> mx.array:
         """Norm `(B, Hq + Hk, T, D)`."""
@@ -70,9 +72,11 @@ class Attention:
     """Grouped-query attention; q, k and v are one product."""
 
     qkv: Projection
+    """Of queries, keys and values; without values where keys are the values, queries alone where KV is shared."""
     out: Projection
     num_heads: int
     num_kv_heads: int
+    """Heads of the keys that it makes; 0 where the cache holds those of another layer."""
     scale: float
     window: int | None
     softcap: float | None
@@ -80,6 +84,10 @@ class Attention:
     """Which of the step's rotations turns queries and keys; None for none."""
     each_head_norm: EachHeadNorm | None
     whole_norm: WholeNorm | None
+    has_values: bool = True
+    """Whether values have a projection; otherwise the projected keys are the values too."""
+    value_norm_epsilon: float | None = None
+    """Of the values' norm, which has no gain; None for no norm."""
 
     def __call__(self, x: mx.array, cache: Any, rotations: Sequence[Callable[[mx.array], mx.array]]) -> mx.array:
         rows, num_tokens, _ = x.shape
@@ -87,7 +95,7 @@ class Attention:
         qkv = self.qkv(x)
         if self.whole_norm is not None:
             qkv = self.whole_norm(qkv)
-        heads = _split_heads(qkv, num_rotated + self.num_kv_heads)
+        heads = _split_heads(qkv, num_rotated + self.num_kv_heads * self.has_values)
         rotated = heads[:, :num_rotated]
         if self.each_head_norm is not None:
             rotated = self.each_head_norm(rotated)
@@ -96,8 +104,8 @@ class Attention:
         attended = attend(
             cache,
             rotated[:, : self.num_heads],
-            rotated[:, self.num_heads :],
-            heads[:, num_rotated:],
+            rotated[:, self.num_heads :] if self.num_kv_heads else None,
+            self._values(heads) if self.num_kv_heads else None,
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,
@@ -105,6 +113,11 @@ class Attention:
         if num_tokens > 1:
             attended = attended.transpose(0, 2, 1, 3)
         return self.out(attended.reshape(rows, num_tokens, -1))
+
+    def _values(self, heads: mx.array) -> mx.array:
+        # The last heads are the values, or the projected keys that stand for them.
+        values = heads[:, -self.num_kv_heads :]
+        return values if self.value_norm_epsilon is None else mx.fast.rms_norm(values, None, self.value_norm_epsilon)
 
     def arrays(self) -> Iterator[mx.array]:
         """The arrays that hold its weights."""

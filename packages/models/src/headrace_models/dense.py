@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace_models.config import ModelConfig
     from headrace_models.feed_forward import FeedForward, PlainFeedForward
     from headrace_models.layers import Embedding, LayerNorm, Linear, Norm
+    from headrace_models.per_layer import PerLayerGate, PerLayerInputs
     from headrace_models.rope import Rope
 
 __all__ = ["DenseLayer", "DenseModel", "Residual"]
@@ -59,10 +60,23 @@ class DenseLayer:
     around_attention: Residual
     feed_forward: FeedForward | PlainFeedForward
     around_feed_forward: Residual
+    per_layer: PerLayerGate | None = None
+    around_per_layer: Residual | None = None
+    output_scale: mx.array | None = None
+    """`(1,)`, factor of what leaves the layer."""
 
-    def __call__(self, x: mx.array, cache: Any, rotations: Sequence[Callable[[mx.array], mx.array]]) -> mx.array:
+    def __call__(
+        self,
+        x: mx.array,
+        cache: Any,
+        rotations: Sequence[Callable[[mx.array], mx.array]],
+        own_input: mx.array | None = None,
+    ) -> mx.array:
         x = self.around_attention.add(x, self.attention(self.around_attention.enter(x), cache, rotations))
-        return self.around_feed_forward.add(x, self.feed_forward(self.around_feed_forward.enter(x)))
+        x = self.around_feed_forward.add(x, self.feed_forward(self.around_feed_forward.enter(x)))
+        if self.per_layer is not None and self.around_per_layer is not None and own_input is not None:
+            x = self.around_per_layer.add(x, self.per_layer(x, own_input))
+        return x if self.output_scale is None else x * self.output_scale
 
     def make_cache(self) -> KVCache | RotatingKVCache:
         """Make an empty single-row cache of the kind that the layer's attention needs."""
@@ -73,6 +87,11 @@ class DenseLayer:
         """The arrays that hold its weights."""
         for part in (self.attention, self.around_attention, self.feed_forward, self.around_feed_forward):
             yield from part.arrays()
+        for part in (self.per_layer, self.around_per_layer):
+            if part is not None:
+                yield from part.arrays()
+        if self.output_scale is not None:
+            yield self.output_scale
 
 
 @define(kw_only=True)
@@ -88,17 +107,25 @@ class DenseModel:
     ropes: Sequence[Rope]
     logit_divisor: float | None
     logit_softcap: float | None
+    cache_indices: Sequence[int]
+    """Per layer, which of the caches it attends to; layers that share keys and values have the same."""
+    per_layer_inputs: PerLayerInputs | None = None
     weights_bytes: int = 0
 
+    @property
+    def num_caches(self) -> int:
+        """The layers that make keys and values of their own."""
+        return max(self.cache_indices) + 1
+
     def make_cache(self) -> list[KVCache | RotatingKVCache]:
-        """Make one empty single-row cache per layer; it costs no memory."""
-        return [layer.make_cache() for layer in self.layers]
+        """Make one empty single-row cache per layer that makes keys and values; it costs no memory."""
+        return [layer.make_cache() for layer in self.layers if layer.attention.num_kv_heads]
 
     def forward_hidden(self, ids: mx.array, caches: Sequence[Any], *, context: object | None = None) -> mx.array:
         """Append `ids (B, T) int32` to the caches and return the normed hidden states `(B, T, D)`, before the head.
 
         Args:
-            caches: what `make_cache` returns, or one view per layer of a batch; `offset` is read once, from the first.
+            caches: what `make_cache` returns, or one view for each of a batch; `offset` is read once, from the first.
         """
         return self.forward_embeddings(self.embedding(ids), caches, ids=ids, context=context)
 
@@ -110,13 +137,28 @@ class DenseModel:
         ids: mx.array | None = None,
         context: object | None = None,
     ) -> mx.array:
-        """As `forward_hidden`, from embeddings `(B, T, D)` as `embedding` gives them, scaled if the family scales."""
-        del ids, context  # plain text has neither media nor adapters
+        """As `forward_hidden`, from embeddings `(B, T, D)` as `embedding` gives them, scaled if the family scales.
+
+        Raises:
+            ValueError: the number of caches is wrong, or `ids` is None and layers have inputs of their own, which are
+                looked up by token.
+        """
+        del context  # plain text has neither media nor adapters
+        if len(caches) != self.num_caches:
+            raise ValueError(f"{len(caches)} caches are given; this model has {self.num_caches}: use make_cache().")
         hidden, offset = embeddings, caches[0].offset
+        own_inputs = self._own_inputs(ids, embeddings)
         rotations = [rope.at(offset, hidden.shape[1], hidden.dtype) for rope in self.ropes]
-        for layer, cache in zip(self.layers, caches, strict=True):
-            hidden = layer(hidden, cache, rotations)
+        for layer, index, own_input in zip(self.layers, self.cache_indices, own_inputs, strict=True):
+            hidden = layer(hidden, caches[index], rotations, own_input)
         return self.norm(hidden)
+
+    def _own_inputs(self, ids: mx.array | None, embeddings: mx.array) -> Sequence[mx.array | None]:
+        if self.per_layer_inputs is None:
+            return [None] * len(self.layers)
+        if ids is None:
+            raise ValueError("ids is None; layers of this model look inputs up by token. Give ids beside embeddings.")
+        return self.per_layer_inputs(ids, embeddings)
 
     def logits_from_hidden(self, hidden: mx.array) -> mx.array:
         """Project `(B, T, D)` to logits `(B, T, V)`."""
@@ -147,5 +189,7 @@ class DenseModel:
         for layer in self.layers:
             yield from layer.arrays()
         yield from self.norm.arrays()
+        if self.per_layer_inputs is not None:
+            yield from self.per_layer_inputs.arrays()
         if self.head is not None:
             yield from self.head.arrays()

@@ -1,5 +1,7 @@
 """What tells one dense decoder family from another: a declarative descriptor, without arrays."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from attrs import field, frozen
@@ -9,6 +11,8 @@ __all__ = ["Activation", "Family", "LayerNorms", "NormKind", "WindowRule"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 NormKind = Literal["rms", "rms_plus_one", "layer"]
 WindowRule = Literal["none", "layer_types", "all", "even", "pattern", "upper"]
+
+_NOTHING: Mapping[str, tuple[object, ...]] = MappingProxyType({})
 
 
 @frozen(kw_only=True)
@@ -52,10 +56,21 @@ class Family:
         embedding_scale_field: a setting that multiplies embeddings.
         residual_scale_field: a setting that multiplies what each block adds.
         logit_divisor_field: a setting that divides the logits.
-        windows: which layers see a sliding window, see `headrace_models.plan`.
+        windows: which layers see a sliding window, see `headrace_models.windows`.
         has_local_rope: whether windowed layers have a rope of their own, unscaled and with another base.
         has_ropeless_layers: whether `no_rope_layers` is read.
         is_rope_traditional: whether rope turns pairs of neighbours rather than halves of a head.
+        has_unit_scale: whether attention scores are not scaled at all.
+        has_value_norm: whether value heads are normed, without a gain.
+        global_head_dim_field: head size of layers without a window.
+        global_kv_heads_field: their number of key and value heads, where keys are values.
+        keys_are_values_field: whether those layers project no values and take the projected keys.
+        num_sharing_field: how many of the last layers attend to keys and values of an earlier one.
+        wide_sharing_field: whether these have a feed-forward twice as wide.
+        per_layer_size_field: size of what every layer gets from the token itself, 0 for none.
+        has_layer_scale: whether each layer's output is multiplied by a number of the checkpoint.
+        required: settings that a file must have, because programs differ about what stands for a missing one.
+        refused: settings, with the values that ask for something that is not computed.
     """
 
     norm: NormKind = "rms"
@@ -82,3 +97,14 @@ class Family:
     has_local_rope: bool = False
     has_ropeless_layers: bool = False
     is_rope_traditional: bool = False
+    has_unit_scale: bool = False
+    has_value_norm: bool = False
+    global_head_dim_field: str | None = None
+    global_kv_heads_field: str | None = None
+    keys_are_values_field: str | None = None
+    num_sharing_field: str | None = None
+    wide_sharing_field: str | None = None
+    per_layer_size_field: str | None = None
+    has_layer_scale: bool = False
+    required: tuple[str, ...] = ()
+    refused: Mapping[str, tuple[object, ...]] = _NOTHING

@@ -45,6 +45,13 @@ class Fields:
             raise self._wrong(name, value, "a positive integer")
         return value
 
+    def count_or_zero(self, name: str) -> int:
+        """Read an integer of at least 0."""
+        value = self._get(name, None, "an integer of at least 0")
+        if type(value) is not int or value < 0:
+            raise self._wrong(name, value, "an integer of at least 0")
+        return value
+
     def number(self, name: str, *, default: float | None = None) -> float:
         """Read a finite number."""
         value = self._get(name, default, "a finite number")

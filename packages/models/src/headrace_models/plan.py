@@ -1,9 +1,4 @@
-"""A family's descriptor and a configuration, resolved to numbers: scales, bounds, and each layer's window and rope.
-
-Which layers see a window of `sliding_window` positions: `layer_types` says so wherever a checkpoint has it. Without it,
-by the family's rule: `all` layers, `even` ones counted from 0, `pattern` (all but every `sliding_window_pattern`-th,
-default 6), `upper` (from `max_window_layers` on, if `use_sliding_window`), or none.
-"""
+"""A family's descriptor and a configuration, resolved to numbers: scales, bounds, and each layer's sizes and rope."""
 
 import struct
 from collections.abc import Mapping
@@ -17,6 +12,8 @@ from headrace_models.errors import UnsupportedArchitecture
 from headrace_models.families import family_of
 from headrace_models.family import Activation, Family
 from headrace_models.fields import Fields
+from headrace_models.layer_shapes import LayerShape, PerLayerShape, layer_shapes, per_layer_shape
+from headrace_models.windows import SLIDING, layer_windows
 
 __all__ = ["Plan", "RopePlan", "make_plan"]
 
@@ -27,7 +24,6 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _LOCAL_BASE = 10_000.0
 
 
@@ -56,6 +52,8 @@ class Plan:
         windows: per layer, the positions that a query sees, itself included; None for all.
         ropes: the different rotary embeddings.
         rope_indices: per layer, which of `ropes`; None for no rope.
+        shapes: the sizes of each layer.
+        per_layer: sizes of the inputs that every layer gets from the token itself.
     """
 
     family: Family
@@ -69,6 +67,8 @@ class Plan:
     windows: tuple[int | None, ...]
     ropes: tuple[RopePlan, ...]
     rope_indices: tuple[int | None, ...]
+    shapes: tuple[LayerShape, ...]
+    per_layer: PerLayerShape | None
 
 
 def make_plan(config: ModelConfig) -> Plan:
@@ -80,15 +80,15 @@ def make_plan(config: ModelConfig) -> Plan:
     """
     family = family_of(config.model_type)
     fields = Fields(config.raw, origin="config.json")
-    windows = _windows(family, config, fields)
-    global_rope = _global_rope(family, config, fields)
+    _check_settings(family, config, fields)
+    windows = layer_windows(family, config, fields)
+    shapes = layer_shapes(family, config)
+    # Where head sizes differ, the global rope turns those of the layers without a window.
+    head_dim = next((shape.head_dim for shape, window in zip(shapes, windows, strict=True) if window is None), None)
+    global_rope = _global_rope(family, config, fields, head_dim or config.head_dim)
     ropes = [global_rope]
     if family.has_local_rope:
-        ropes.append(
-            RopePlan(
-                size=global_rope.size, base=_local_base(fields), scaling=None, is_traditional=global_rope.is_traditional
-            )
-        )
+        ropes.append(_local_rope(family, config, fields, global_rope))
     return Plan(
         family=family,
         activation=_activation(family, config),
@@ -101,7 +101,24 @@ def make_plan(config: ModelConfig) -> Plan:
         windows=windows,
         ropes=tuple(ropes),
         rope_indices=_rope_indices(family, config, fields, windows),
+        shapes=shapes,
+        per_layer=per_layer_shape(family, config),
     )
+
+
+def _check_settings(family: Family, config: ModelConfig, fields: Fields) -> None:
+    for name in family.required:
+        if name not in fields.values:
+            raise UnsupportedArchitecture(
+                f"config.json has no {name!r}; programs differ about its value in a {config.model_type!r} model. "
+                "Complete config.json."
+            )
+    for name, values in family.refused.items():
+        if fields.values.get(name) in values:
+            raise UnsupportedArchitecture(
+                f"{name} is {fields.values[name]!r}; a {config.model_type!r} model runs without it only. "
+                "Use a dense checkpoint with causal attention."
+            )
 
 
 def _optional(fields: Fields, name: str | None) -> float | None:
@@ -121,6 +138,8 @@ def _activation(family: Family, config: ModelConfig) -> Activation:
 
 
 def _attention_scale(family: Family, config: ModelConfig, fields: Fields) -> float:
+    if family.has_unit_scale:
+        return 1.0
     explicit = _optional(fields, family.scale_field)
     if explicit is not None:
         return explicit
@@ -141,81 +160,25 @@ def _rounded_to_bfloat16(value: float) -> float:
     return struct.unpack("<f", struct.pack("<I", rounded))[0]
 
 
-# ---- windows ---------------------------------------------------------------------------------------------------------
-
-
-def _windows(family: Family, config: ModelConfig, fields: Fields) -> tuple[int | None, ...]:
-    sliding = _declared_types(config, fields)
-    if sliding is None:
-        sliding = [False] * config.num_hidden_layers
-        if fields.has("sliding_window"):
-            sliding = [_is_sliding(family, fields, index) for index in range(config.num_hidden_layers)]
-    elif any(sliding) and family.windows == "none":
-        raise UnsupportedArchitecture(
-            f"layer_types has {_SLIDING!r}; a {config.model_type!r} model attends fully in all layers. "
-            "Use a checkpoint without sliding windows."
-        )
-    window = fields.count("sliding_window") if any(sliding) else None
-    return tuple(window if is_sliding else None for is_sliding in sliding)
-
-
-def _declared_types(config: ModelConfig, fields: Fields) -> list[bool] | None:
-    types = fields.values.get("layer_types")
-    if types is None:
-        return None
-    known = isinstance(types, list) and all(kind in (_FULL, _SLIDING) for kind in cast("list[object]", types))
-    if not known or len(cast("list[object]", types)) != config.num_hidden_layers:
-        raise UnsupportedArchitecture(
-            f"layer_types is {types!r}; {config.num_hidden_layers} times {_FULL!r} or {_SLIDING!r} is needed. "
-            "Use a checkpoint with these kinds of layers."
-        )
-    return [kind == _SLIDING for kind in cast("list[object]", types)]
-
-
-def _is_sliding(family: Family, fields: Fields, index: int) -> bool:
-    match family.windows:
-        case "none" | "layer_types":
-            return False
-        case "all":
-            return True
-        case "even":
-            return index % 2 == 0
-        case "pattern":
-            return (index + 1) % _pattern(fields) != 0
-        case "upper":
-            return fields.flag("use_sliding_window", default=False) and index >= _num_lower_layers(fields)
-
-
-def _num_lower_layers(fields: Fields) -> int:
-    value = fields.values.get("max_window_layers")
-    if type(value) is not int or value < 0:
-        raise UnsupportedArchitecture(
-            f"max_window_layers is {value!r}; use_sliding_window needs an integer of at least 0. Correct config.json."
-        )
-    return value
-
-
-def _pattern(fields: Fields) -> int:
-    # Newer configurations write it with an underscore, next to layer_types.
-    return fields.count("sliding_window_pattern", default=fields.count("_sliding_window_pattern", default=6))
-
-
 # ---- rope ------------------------------------------------------------------------------------------------------------
 
 
-def _global_rope(family: Family, config: ModelConfig, fields: Fields) -> RopePlan:
+def _global_rope(family: Family, config: ModelConfig, fields: Fields, head_dim: int) -> RopePlan:
     scaling = config.rope_scaling or {}
     share = Fields(scaling, origin="the rope settings of config.json").number(
         "partial_rotary_factor", default=fields.number("partial_rotary_factor", default=1.0)
     )
-    size = int(config.head_dim * share)
-    if size < 2 or size % 2 or size > config.head_dim:
+    size = int(head_dim * share)
+    if size < 2 or size % 2 or size > head_dim:
         raise UnsupportedArchitecture(
-            f"head_dim {config.head_dim!r} times partial_rotary_factor {share!r} is {size}; rope needs an even number "
+            f"head_dim {head_dim!r} times partial_rotary_factor {share!r} is {size}; rope needs an even number "
             "from 2 to head_dim. Correct config.json."
         )
     if fields.has("original_max_position_embeddings"):
         scaling = {"original_max_position_embeddings": fields.count("original_max_position_embeddings"), **scaling}
+    if scaling.get("rope_type") == "proportional":
+        # The share is of the frequencies: pairs are halves of the whole head, and the later ones do not turn.
+        scaling, size = {**scaling, "partial_rotary_factor": share}, head_dim
     return RopePlan(
         size=size,
         base=config.rope_theta,
@@ -224,11 +187,22 @@ def _global_rope(family: Family, config: ModelConfig, fields: Fields) -> RopePla
     )
 
 
+def _local_rope(family: Family, config: ModelConfig, fields: Fields, global_rope: RopePlan) -> RopePlan:
+    size = global_rope.size if family.global_head_dim_field is None else config.head_dim
+    return RopePlan(size=size, base=_local_base(fields), scaling=None, is_traditional=global_rope.is_traditional)
+
+
 def _local_base(fields: Fields) -> float:
-    nested = (fields.mapping("rope_parameters") or {}).get(_SLIDING)
-    if isinstance(nested, dict):
-        return Fields(cast("dict[str, object]", nested), origin=f"{_SLIDING!r} in config.json").number("rope_theta")
-    return fields.number("rope_local_base_freq", default=_LOCAL_BASE)
+    nested = (fields.mapping("rope_parameters") or {}).get(SLIDING)
+    if not isinstance(nested, dict):
+        return fields.number("rope_local_base_freq", default=_LOCAL_BASE)
+    settings = Fields(cast("dict[str, object]", nested), origin=f"{SLIDING!r} in config.json")
+    kind = settings.text("rope_type", default="default")
+    if kind != "default":
+        raise UnsupportedArchitecture(
+            f"rope_type of {SLIDING!r} is {kind!r}; windowed layers run an unscaled rope. Use another checkpoint."
+        )
+    return settings.number("rope_theta")
 
 
 def _rope_indices(

@@ -108,7 +108,7 @@ class FusedRope:
     @classmethod
     def from_angles(cls, angles: RopeAngles, *, is_traditional: bool = False) -> FusedRope:
         """Make the rotation from what `rope_angles` returns."""
-        wavelengths = mx.array([1.0 / frequency for frequency in angles.frequencies], dtype=mx.float32)
+        wavelengths = mx.reciprocal(mx.array(angles.frequencies, dtype=mx.float32))
         return cls(wavelengths, angles.magnitude, is_traditional)
 
     def at(self, offset: int | mx.array, num_tokens: int, dtype: mx.Dtype) -> Callable[[mx.array], mx.array]:

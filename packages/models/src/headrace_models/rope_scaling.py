@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RopeAngles", "rope_angles"]
 
-_KINDS = ("default", "linear", "llama3", "longrope", "su", "yarn")
+_KINDS = ("default", "linear", "llama3", "longrope", "proportional", "su", "yarn")
 _ORIGINAL_LLAMA3 = 8192
 _ORIGINAL_YARN = 4096
 
@@ -65,6 +65,8 @@ def rope_angles(
     if kind == "linear":
         factor = _number(scaling, "factor")
         return RopeAngles([frequency / factor for frequency in frequencies])
+    if kind == "proportional":
+        return RopeAngles(_proportional_frequencies(size, base, scaling))
     if kind == "llama3":
         return RopeAngles(_llama3_frequencies(frequencies, scaling, max_positions))
     if kind == "yarn":
@@ -80,6 +82,14 @@ def _plain_frequencies(size: int, base: float) -> list[float]:
     num_pairs = size // 2
     exponents = mx.arange(num_pairs, dtype=mx.float32) * (-math.log(base) / num_pairs)
     return cast("list[float]", mx.exp(exponents).tolist())
+
+
+def _proportional_frequencies(size: int, base: float, scaling: Mapping[str, object]) -> list[float]:
+    """Turn the first share of a whole head's pairs, and the later ones not at all (Gemma 4)."""
+    num_turning = int(size * _number(scaling, "partial_rotary_factor", 1.0)) // 2
+    factor = _number(scaling, "factor", 1.0)
+    turning = [frequency / factor for frequency in _plain_frequencies(size, base)[:num_turning]]
+    return turning + [0.0] * (size // 2 - num_turning)
 
 
 def _scaling_kind(scaling: Mapping[str, object] | None) -> str:

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from headrace_models.errors import WeightMismatch
 from headrace_models.families import family_of
+from headrace_models.layer_shapes import layer_shapes, per_layer_shape
 
 if TYPE_CHECKING:
     from headrace_models.config import ModelConfig
     from headrace_models.family import Family
+    from headrace_models.layer_shapes import LayerShape
 
 __all__ = ["check_num_layers", "tensor_shapes"]
 
@@ -46,24 +48,48 @@ def tensor_shapes(config: "ModelConfig") -> dict[str, tuple[int, ...]]:
     shapes.update(_norm("model.norm", hidden, family))
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    in_layer = dict(_layer_tensors(config, family))
-    for index in range(config.num_hidden_layers):
-        shapes.update({f"model.layers.{index}.{name}": shape for name, shape in in_layer.items()})
+    shapes.update(_per_layer_inputs(config, family))
+    in_layer = {shape: dict(_layer_tensors(config, family, shape)) for shape in set(layer_shapes(family, config))}
+    for index, shape in enumerate(layer_shapes(family, config)):
+        shapes.update({f"model.layers.{index}.{name}": size for name, size in in_layer[shape].items()})
     return shapes
 
 
-def _layer_tensors(config: "ModelConfig", family: "Family") -> Iterator[tuple[str, tuple[int, ...]]]:
+def _per_layer_inputs(config: "ModelConfig", family: "Family") -> Iterator[tuple[str, tuple[int, ...]]]:
+    shape = per_layer_shape(family, config)
+    if shape is not None:
+        size = config.num_hidden_layers * shape.size
+        yield "model.embed_tokens_per_layer.weight", (shape.vocab_size, size)
+        yield "model.per_layer_model_projection.weight", (size, config.hidden_size)
+        yield "model.per_layer_projection_norm.weight", (shape.size,)
+
+
+def _layer_tensors(
+    config: "ModelConfig", family: "Family", shape: "LayerShape"
+) -> Iterator[tuple[str, tuple[int, ...]]]:
     for name in family.norms.names:
         yield from _norm(name, config.hidden_size, family)
-    q_rows, kv_rows = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    if family.head_norm is not None:
-        is_whole = family.head_norm == "all"
-        yield "self_attn.q_norm.weight", (q_rows if is_whole else config.head_dim,)
-        yield "self_attn.k_norm.weight", (kv_rows if is_whole else config.head_dim,)
-    for name, rows, columns, has_bias in _matrices(config, family, q_rows, kv_rows):
+    if family.has_layer_scale:
+        yield "layer_scalar", (1,)
+    yield from _head_norms(config, family, shape)
+    for name, rows, columns, has_bias in _matrices(config, family, shape):
         yield f"{name}.weight", (rows, columns)
         if has_bias:
             yield f"{name}.bias", (rows,)
+    per_layer = per_layer_shape(family, config)
+    if per_layer is not None:
+        yield "per_layer_input_gate.weight", (per_layer.size, config.hidden_size)
+        yield "per_layer_projection.weight", (config.hidden_size, per_layer.size)
+        yield from _norm("post_per_layer_input_norm", config.hidden_size, family)
+
+
+def _head_norms(config: "ModelConfig", family: "Family", shape: "LayerShape") -> Iterator[tuple[str, tuple[int, ...]]]:
+    if family.head_norm is None:
+        return
+    is_whole = family.head_norm == "all"
+    yield "self_attn.q_norm.weight", (shape.head_dim * (config.num_attention_heads if is_whole else 1),)
+    if shape.source is None:
+        yield "self_attn.k_norm.weight", (shape.head_dim * (shape.num_kv_heads if is_whole else 1),)
 
 
 def _norm(name: str, size: int, family: "Family") -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -72,17 +98,18 @@ def _norm(name: str, size: int, family: "Family") -> Iterator[tuple[str, tuple[i
         yield f"{name}.bias", (size,)
 
 
-def _matrices(
-    config: "ModelConfig", family: "Family", q_rows: int, kv_rows: int
-) -> Iterator[tuple[str, int, int, bool]]:
-    hidden, middle = config.hidden_size, config.intermediate_size
+def _matrices(config: "ModelConfig", family: "Family", shape: "LayerShape") -> Iterator[tuple[str, int, int, bool]]:
+    hidden, middle = config.hidden_size, shape.intermediate_size
+    q_rows, kv_rows = config.num_attention_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     qkv_bias = config.attention_bias if family.qkv_bias is None else family.qkv_bias
     if family.stacks_qkv:
         yield "self_attn.qkv_proj", q_rows + 2 * kv_rows, hidden, qkv_bias
     else:
         yield "self_attn.q_proj", q_rows, hidden, qkv_bias
-        yield "self_attn.k_proj", kv_rows, hidden, qkv_bias
-        yield "self_attn.v_proj", kv_rows, hidden, qkv_bias
+        if shape.source is None:
+            yield "self_attn.k_proj", kv_rows, hidden, qkv_bias
+        if shape.source is None and shape.has_values:
+            yield "self_attn.v_proj", kv_rows, hidden, qkv_bias
     yield "self_attn.o_proj", hidden, q_rows, config.attention_bias if family.out_bias is None else family.out_bias
     has_bias = config.mlp_bias if family.feed_forward_bias is None else family.feed_forward_bias
     match family.feed_forward:

@@ -202,7 +202,14 @@ def read_folder_tensors(folder: Path) -> dict[str, mx.array]:
 
 def _is_ignorable(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     is_tied_copy = name.startswith("lm_head.") and "lm_head.weight" not in shapes
-    return is_tied_copy or name.endswith("rotary_emb.inv_freq")
+    return is_tied_copy or name.endswith("rotary_emb.inv_freq") or _is_unread_key(name, shapes)
+
+
+def _is_unread_key(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether a tensor makes keys or values of a layer that attends to another layer's."""
+    path, _, module = name.rpartition(".")[0].rpartition(".")
+    is_sharing = f"{path}.q_proj.weight" in shapes and f"{path}.k_proj.weight" not in shapes
+    return is_sharing and module in ("k_proj", "v_proj", "k_norm")
 
 
 def _packing_mode(path: str, scales: mx.array, offsets: mx.array | None, bits: int, group_size: int) -> PackingMode:
