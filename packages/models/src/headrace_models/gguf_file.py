@@ -5,7 +5,7 @@ Format: ggml's `docs/gguf.md`, versions 2 and 3, little-endian.
 
 import mmap
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -18,14 +18,31 @@ from headrace_models.errors import ModelError, SourceError, UnsupportedFormat
 
 if TYPE_CHECKING:
     import numpy as np
+    from gguf import GGMLQuantizationType
     from numpy.typing import NDArray
 
-__all__ = ["GgufFile", "GgufTensor", "dequantize", "read_gguf", "read_metadata"]
+__all__ = [
+    "GgufFile",
+    "GgufTensor",
+    "check_dequantizable",
+    "dequantize",
+    "dequantize_rows",
+    "read_gguf",
+    "read_metadata",
+]
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SLAB_BLOCKS = 4096
+_PLAIN = {"F32": "<f4", "F16": "<f2"}
+# What the gguf package turns into numbers, less the types that no language model's weights have.
+# fmt: off
+_DECODED = (
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS",
+    "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "IQ1_M", "TQ1_0", "TQ2_0", "MXFP4",
+)
+# fmt: on
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # By ggml's type number; "-" marks numbers that ggml has retired.
 # fmt: off
@@ -97,6 +114,19 @@ def read_gguf(path: Path) -> GgufFile:
         raise SourceError(f"{str(path)!r} is cut short or damaged ({error}): fetch it again") from error
 
 
+def check_dequantizable(file: GgufFile) -> None:
+    """Check all tensors before any is read: their types can be dequantized and their bytes are in the file.
+
+    Raises:
+        SourceError: a tensor's bytes lie outside the file.
+        UnsupportedFormat: the gguf package is missing, or cannot dequantize an element type.
+    """
+    file_size = file.path.stat().st_size
+    for tensor in file.tensors.values():
+        if tensor.offset + _layout(tensor).size_bytes > file_size:
+            raise SourceError(f"{str(file.path)!r} ends inside tensor {tensor.name!r}: fetch it again")
+
+
 def dequantize(file: GgufFile, tensor: GgufTensor) -> "NDArray[np.float32]":
     """Read one tensor as float32, in its logical shape.
 
@@ -104,34 +134,73 @@ def dequantize(file: GgufFile, tensor: GgufTensor) -> "NDArray[np.float32]":
         SourceError: the tensor's bytes lie outside the file.
         UnsupportedFormat: the gguf package is missing, or cannot dequantize the element type.
     """
+    (whole,) = dequantize_rows(file, tensor, num_rows=tensor.shape[0])
+    return whole
+
+
+def dequantize_rows(file: GgufFile, tensor: GgufTensor, *, num_rows: int) -> "Iterator[NDArray[np.float32]]":
+    """Read one tensor as float32, so many of its first dimension's rows at a time; see `dequantize`."""
+    import numpy as np
+
+    layout = _layout(tensor)
+    if tensor.offset + layout.size_bytes > file.path.stat().st_size:
+        raise SourceError(f"{str(file.path)!r} ends inside tensor {tensor.name!r}: fetch it again")
+    row_bytes = layout.size_bytes // tensor.shape[0]
+    for start in range(0, tensor.shape[0], num_rows):
+        count = min(num_rows, tensor.shape[0] - start)
+        offset = tensor.offset + start * row_bytes
+        raw = np.fromfile(file.path, dtype=np.uint8, count=count * row_bytes, offset=offset)
+        yield layout.decode(raw).reshape(count, *tensor.shape[1:])
+
+
+@frozen(kw_only=True)
+class _Layout:
+    """How a tensor's blocks lie in the file, and how they become numbers."""
+
+    kind: "GGMLQuantizationType"
+    block_elements: int
+    block_bytes: int
+    size_bytes: int
+
+    def decode(self, raw: "NDArray[np.uint8]") -> "NDArray[np.float32]":
+        import numpy as np
+        from gguf import quants
+
+        if self.kind.name in _PLAIN:
+            return raw.view(_PLAIN[self.kind.name]).astype(np.float32, copy=False)
+        values = np.empty(raw.size // self.block_bytes * self.block_elements, np.float32)
+        step = _SLAB_BLOCKS * self.block_bytes
+        # One long row at a time: the package takes rows sixteen by sixteen, and a block's cost is then the call's.
+        for start in range(0, raw.size, step):
+            slab = quants.dequantize(raw[start : start + step][None], self.kind)
+            first = start // self.block_bytes * self.block_elements
+            values[first : first + slab.size] = slab[0]
+        return values
+
+
+def _layout(tensor: GgufTensor) -> _Layout:
     if find_spec("gguf") is None:
         raise UnsupportedFormat("dequantizing needs the gguf package, which is not installed: headrace-models[text]")
-    import numpy as np
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+    if tensor.type not in _DECODED:
+        raise UnsupportedFormat(
+            f"tensor {tensor.name!r} is {tensor.type}; read are {', '.join(_DECODED)}: "
+            "use a file of one of these types, or the model's Hugging Face folder"
+        )
     kind = GGMLQuantizationType[tensor.type]
     block_elements, block_bytes = GGML_QUANT_SIZES[kind]
-    size_bytes = prod(tensor.shape) // block_elements * block_bytes
-    if tensor.offset + size_bytes > file.path.stat().st_size:
-        raise SourceError(f"{str(file.path)!r} ends inside tensor {tensor.name!r}: fetch it again")
-    raw = np.fromfile(file.path, dtype=np.uint8, count=size_bytes, offset=tensor.offset)
-    if kind == GGMLQuantizationType.F32:
-        return raw.view("<f4").astype(np.float32, copy=False).reshape(tensor.shape)
-    if kind == GGMLQuantizationType.F16:
-        return raw.view("<f2").astype(np.float32).reshape(tensor.shape)
-    values = np.empty(prod(tensor.shape), np.float32)
-    step = _SLAB_BLOCKS * block_bytes
-    try:
-        # One long row at a time: the package takes rows sixteen by sixteen, and a block's cost is then the call's.
-        for start in range(0, size_bytes, step):
-            slab = quants.dequantize(raw[start : start + step][None], kind)
-            first = start // block_bytes * block_elements
-            values[first : first + slab.size] = slab[0]
-    except (KeyError, NotImplementedError) as error:
-        raise UnsupportedFormat(
-            f"tensor {tensor.name!r} is {tensor.type}, which the gguf package cannot read"
-        ) from error
-    return values.reshape(tensor.shape)
+    if not tensor.shape or 0 in tensor.shape or tensor.shape[-1] % block_elements:
+        raise SourceError(
+            f"tensor {tensor.name!r} has shape {tensor.shape}; rows of whole {tensor.type} blocks of {block_elements} "
+            "are expected: fetch the file again"
+        )
+    return _Layout(
+        kind=kind,
+        block_elements=block_elements,
+        block_bytes=block_bytes,
+        size_bytes=prod(tensor.shape) // block_elements * block_bytes,
+    )
 
 
 # The gguf package's reader makes numpy views per array element: 2.4 s for SmolLM2's vocabulary, here 0.03 s.

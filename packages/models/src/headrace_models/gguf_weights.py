@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
+from attrs import evolve
 
 from headrace_models.errors import UnsupportedArchitecture, UnsupportedFormat
-from headrace_models.gguf_file import dequantize, read_gguf
+from headrace_models.gguf_file import check_dequantizable, dequantize_rows, read_gguf
+from headrace_models.row_blocks import StoredTensor, rows_per_block
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from headrace_models.gguf_file import GgufFile
+    from headrace_models.gguf_file import GgufFile, GgufTensor
 
 __all__ = ["read_gguf_tensors"]
 
@@ -42,11 +45,13 @@ _GEMMA3 = _LLAMA | {
 _DIALECTS = {"gemma3_text": (_GEMMA3, True, False), "llama": (_LLAMA, False, True)}
 
 
-def read_gguf_tensors(path: Path, *, model_type: str, num_heads: int, num_kv_heads: int) -> dict[str, mx.array]:
+def read_gguf_tensors(
+    path: Path, *, model_type: str, num_heads: int, num_kv_heads: int
+) -> dict[str, mx.array | StoredTensor]:
     """Read a file's tensors in Hugging Face's names and row order.
 
     Q4_0, Q4_1 and Q8_0 stay packed as `weight`, `scales` and `biases`, when all types of the file are among those
-    that MLX reads; otherwise everything is dequantized to float32 by the `gguf` package.
+    that MLX reads; otherwise each is dequantized by the `gguf` package when it is taken.
 
     Args:
         model_type: Hugging Face's name of the architecture.
@@ -65,27 +70,49 @@ def read_gguf_tensors(path: Path, *, model_type: str, num_heads: int, num_kv_hea
     in_layer, has_shifted_norms, has_paired_rows = _DIALECTS[model_type]
     file = read_gguf(path)
     types = {tensor.type for tensor in file.tensors.values()}
-    tensors = _read_packed(path) if types <= _MLX_TYPES else _read_dequantized(file)
+    tensors = _read_packed(path) if types <= _MLX_TYPES else _stored_tensors(file)
     heads = {"attn_q": num_heads, "attn_k": num_kv_heads} if has_paired_rows else {}
-    renamed: dict[str, mx.array] = {}
+    renamed: dict[str, mx.array | StoredTensor] = {}
     for name, tensor in tensors.items():
         module = name.rsplit(".", 1)[0].rsplit(".", 1)[-1]
-        restored = _restore_rows(tensor, heads[module]) if module in heads else tensor
-        if has_shifted_norms and module.endswith("_norm"):
-            restored = restored - 1
-        renamed[_hugging_face_name(name, in_layer)] = restored
+        finish = None
+        if module in heads:
+            finish = partial(_restore_rows, num_heads=heads[module])
+        elif has_shifted_norms and module.endswith("_norm"):
+            finish = _without_one
+        renamed[_hugging_face_name(name, in_layer)] = _finished(tensor, finish)
     return renamed
 
 
-def _read_packed(path: Path) -> dict[str, mx.array]:
+def _finished(
+    tensor: mx.array | StoredTensor, finish: Callable[[mx.array], mx.array] | None
+) -> mx.array | StoredTensor:
+    if finish is None:
+        return tensor
+    return evolve(tensor, finish=finish) if isinstance(tensor, StoredTensor) else finish(tensor)
+
+
+def _without_one(norm: mx.array) -> mx.array:
+    return norm - 1
+
+
+def _read_packed(path: Path) -> dict[str, mx.array | StoredTensor]:
     try:
-        return cast("dict[str, mx.array]", mx.load(str(path)))
+        return cast("dict[str, mx.array | StoredTensor]", mx.load(str(path)))
     except RuntimeError as error:
         raise UnsupportedFormat(f"{str(path)!r} cannot be read as GGUF ({error}): fetch it again") from error
 
 
-def _read_dequantized(file: GgufFile) -> dict[str, mx.array]:
-    return {name: mx.array(dequantize(file, tensor)) for name, tensor in file.tensors.items()}
+def _stored_tensors(file: GgufFile) -> dict[str, mx.array | StoredTensor]:
+    check_dequantizable(file)
+    return {name: _stored(file, tensor) for name, tensor in file.tensors.items()}
+
+
+def _stored(file: GgufFile, tensor: GgufTensor) -> StoredTensor:
+    def blocks() -> Iterator[mx.array]:
+        return (mx.array(rows) for rows in dequantize_rows(file, tensor, num_rows=rows_per_block(tensor.shape[-1])))
+
+    return StoredTensor(shape=tensor.shape, blocks=blocks)
 
 
 def _hugging_face_name(name: str, in_layer: Mapping[str, str]) -> str:

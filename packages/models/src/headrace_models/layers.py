@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import mlx.core as mx
-from attrs import define
+from attrs import define, evolve
 
 from headrace_models.errors import WeightMismatch
+from headrace_models.row_blocks import join_blocks, rows_per_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 PackingMode = Literal["affine", "mxfp4", "nvfp4", "mxfp8"]
+
+_WORD_BITS = 32
 
 
 class Weight(Protocol):
@@ -118,7 +121,23 @@ class Packed:
             yield self.offsets
 
     def dequantize(self, dtype: mx.Dtype) -> mx.array:
-        """Return the matrix `(O, I)` in `dtype`, computed in float32 because 16-bit scales would round twice."""
+        """Return the matrix `(O, I)` in `dtype`, computed in float32 because 16-bit scales would round twice.
+
+        A large matrix is evaluated block by block, so that nothing but the result has its size.
+        """
+        num_columns = self.codes.shape[-1] * _WORD_BITS // self.bits
+        step = rows_per_block(num_columns)
+        if self.num_rows <= step:
+            return self._dequantize(dtype)
+        blocks = (self.rows(start, start + step).dequantize(dtype) for start in range(0, self.num_rows, step))
+        return join_blocks((self.num_rows, num_columns), dtype, blocks)
+
+    def rows(self, start: int, stop: int) -> Packed:
+        """Return the rows from `start` to before `stop`, as a view."""
+        offsets = None if self.offsets is None else self.offsets[start:stop]
+        return evolve(self, codes=self.codes[start:stop], scales=self.scales[start:stop], offsets=offsets)
+
+    def _dequantize(self, dtype: mx.Dtype) -> mx.array:
         if self.mode != "affine" or self.offsets is None:
             return self._unpack(self.codes, self.scales, None).astype(dtype)
         scales, offsets = self.scales.astype(mx.float32), self.offsets.astype(mx.float32)

@@ -15,6 +15,7 @@ from headrace_models.errors import UnsupportedFormat, WeightMismatch
 from headrace_models.folder import weight_files
 from headrace_models.gguf_weights import read_gguf_tensors
 from headrace_models.layers import Dense, Linear, Packed
+from headrace_models.row_blocks import StoredTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -44,7 +45,7 @@ class WeightForm:
 class Checkpoint:
     """A model's tensors by Hugging Face name; reading is lazy, taking removes."""
 
-    tensors: dict[str, mx.array]
+    tensors: dict[str, mx.array | StoredTensor]
     form: WeightForm | None = None
     """Decided after the tensors are seen and before any is taken."""
     _shapes: dict[str, tuple[int, ...]] = field(factory=dict)
@@ -102,7 +103,7 @@ class Checkpoint:
         """Take `path.weight` (and its scales) as a matrix in the wanted form."""
         form = self._wanted()
         if f"{path}.scales" not in self.tensors:
-            return Dense(self.tensors.pop(f"{path}.weight").astype(form.dtype))
+            return Dense(_read(self.tensors.pop(f"{path}.weight"), form.dtype))
         packed = self._packed(path)
         for part in ("weight", "scales", "biases"):
             self.tensors.pop(f"{path}.{part}", None)
@@ -113,14 +114,13 @@ class Checkpoint:
     def take_linear(self, path: str) -> Linear:
         """Take a matrix with its bias, if it has one."""
         bias = self.tensors.pop(f"{path}.bias", None)
-        return Linear(self.take_matrix(path), None if bias is None else bias.astype(self._wanted().dtype))
+        return Linear(self.take_matrix(path), None if bias is None else _read(bias, self._wanted().dtype))
 
     def take_vector(self, name: str, *, plus: float | None = None) -> mx.array:
         """Take a vector, such as a norm's gain, and add a number, rounding once."""
         vector = self.tensors.pop(name)
-        if plus is not None:
-            vector = vector.astype(mx.float32) + plus
-        return vector.astype(self._wanted().dtype)
+        dtype = self._wanted().dtype
+        return _read(vector, dtype) if plus is None else (_read(vector, mx.float32) + plus).astype(dtype)
 
     def take_tensor(self, name: str) -> mx.array:
         """Take any tensor that was checked as one array, dequantized if it is packed."""
@@ -132,7 +132,7 @@ class Checkpoint:
     def take_rope_factors(self) -> list[float] | None:
         """Take the frequency divisors that GGUF files of Llama 3 carry as a tensor; None when there are none."""
         factors = self.tensors.pop("rope_freqs.weight", None)
-        return None if factors is None else cast("list[float]", factors.astype(mx.float32).tolist())
+        return None if factors is None else cast("list[float]", _read(factors, mx.float32).tolist())
 
     @staticmethod
     def settle(arrays: Iterable[mx.array]) -> None:
@@ -159,15 +159,15 @@ class Checkpoint:
 
     def _packed(self, path: str) -> Packed:
         """Assemble a packed matrix; bits and group size follow from the shapes, which hold per layer by nature."""
-        codes, scales = self.tensors[f"{path}.weight"], self.tensors[f"{path}.scales"]
+        codes, scales = (cast("mx.array", self.tensors[f"{path}.{part}"]) for part in ("weight", "scales"))
         columns = self._shapes[f"{path}.weight"][-1]
         bits, group_size = codes.shape[-1] * 32 // columns, columns // scales.shape[-1]
-        offsets = self.tensors.get(f"{path}.biases")
+        offsets = cast("mx.array | None", self.tensors.get(f"{path}.biases"))
         return Packed(codes, scales, offsets, bits, group_size, _packing_mode(path, scales, offsets, bits, group_size))
 
 
 def open_checkpoint(source: ModelSource, config: ModelConfig) -> Checkpoint:
-    """Open a source's weights; nothing but headers is read yet (K-quants of a GGUF are dequantized at once).
+    """Open a source's weights; nothing but headers is read yet (a GGUF whose types MLX packs is read at once).
 
     Raises:
         UnsupportedFormat: for files and tensor types that are not read.
@@ -182,7 +182,7 @@ def open_checkpoint(source: ModelSource, config: ModelConfig) -> Checkpoint:
                 num_kv_heads=config.num_key_value_heads,
             )
         )
-    return Checkpoint(read_folder_tensors(source.path))
+    return Checkpoint({**read_folder_tensors(source.path)})
 
 
 def read_folder_tensors(folder: Path) -> dict[str, mx.array]:
@@ -198,6 +198,10 @@ def read_folder_tensors(folder: Path) -> dict[str, mx.array]:
         except RuntimeError as error:
             raise UnsupportedFormat(f"{str(file)!r} cannot be read as safetensors ({error}): fetch it again") from error
     return tensors
+
+
+def _read(tensor: mx.array | StoredTensor, dtype: mx.Dtype) -> mx.array:
+    return tensor.read(dtype) if isinstance(tensor, StoredTensor) else tensor.astype(dtype)
 
 
 def _is_ignorable(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
