@@ -83,14 +83,23 @@ class SamplingChain:
             steps: each row's own step.
         """
         changed = self._process(logits, steps)
-        parts = [group(logits if changed is None or not group.is_changed else changed, keys) for group in self._groups]
-        tokens = parts[0] if self._order is None else mx.concatenate(parts)[self._order]
+        tokens = self._draw(logits, changed, keys)
         if self._processors is not None:
             self._processors.record(tokens[self._changed_ids])
         if not self._logprobs:
             return SampledStep(tokens=tokens)
         scored = logits if changed is None else self._replace(logits, changed)
         return SampledStep(tokens=tokens, logprobs=StepLogprobs.of(scored, tokens, self._logprobs))
+
+    def pick_scored(self, logits: mx.array, keys: Sequence[int], steps: Sequence[int]) -> tuple[mx.array, mx.array]:
+        """Pick as `pick`, but record nothing; returns tokens `(B,) int32`, and the logits drawn from `(B, V)`."""
+        changed = self._process(logits, steps)
+        scored = logits if changed is None else self._replace(logits, changed)
+        return self._draw(logits, changed, keys), scored
+
+    def _draw(self, logits: mx.array, changed: mx.array | None, keys: Sequence[int]) -> mx.array:
+        parts = [group(logits if changed is None or not group.is_changed else changed, keys) for group in self._groups]
+        return parts[0] if self._order is None else mx.concatenate(parts)[self._order]
 
     def _process(self, logits: mx.array, steps: Sequence[int]) -> mx.array | None:
         """Return the logits of the rows that change them, apart: putting them back would copy the whole batch."""
@@ -131,12 +140,17 @@ class _Group:
         chosen = logits if self._row_ids is None else logits[self._row_ids]
         if self._draw is None:
             return mx.argmax(chosen, axis=-1).astype(mx.int32)
-        # Finite at the top, so that a certain token gives differences of minus infinity and not NaN.
-        scores = mx.minimum(chosen.astype(mx.float32), _LARGEST)
-        scores = scores - mx.maximum(mx.max(scores, axis=-1, keepdims=True), -_LARGEST)
+        scores = centred(chosen)
         for keep in self._before:
             scores = keep(scores)
         return self._draw(scores, [keys[row] for row in self.rows])
+
+
+def centred(logits: mx.array) -> mx.array:
+    """Shift logits so that the best of each row is 0, `(R, V) float32`."""
+    # Finite at the top, so that a certain token gives differences of minus infinity and not NaN.
+    scores = mx.minimum(logits.astype(mx.float32), _LARGEST)
+    return scores - mx.maximum(mx.max(scores, axis=-1, keepdims=True), -_LARGEST)
 
 
 def _groups(setups: Sequence[RowSetup], changed: list[int], vocab_size: int, *, may_read: bool) -> list[_Group]:

@@ -46,13 +46,17 @@ class PlainDraw:
 
     def __call__(self, scores: mx.array, keys: Sequence[int]) -> mx.array:
         """Pick a token per row, `(R,) int32`, lazily, from `scores (R, V) float32` whose best is 0."""
+        noisy = self.weigh(scores, keys) + vocabulary_noise(key_words(keys), scores.shape[-1])
+        return mx.argmax(noisy, axis=-1).astype(mx.int32)
+
+    def weigh(self, scores: mx.array, keys: Sequence[int]) -> mx.array:
+        """Return the scores `(R, V)` whose softmax is drawn from; whether XTC excludes is up to the keys."""
         for keep in self._before:
             scores = keep(scores)
         scores = self._without_top_choices(scores, keys)
         for keep in self._after:
             scores = keep(scores)
-        noisy = scores / self._temperatures + vocabulary_noise(key_words(keys), scores.shape[-1])
-        return mx.argmax(noisy, axis=-1).astype(mx.int32)
+        return scores / self._temperatures
 
     def _without_top_choices(self, scores: mx.array, keys: Sequence[int]) -> mx.array:
         excludes = [unit_interval(mix_seed(keys[row], _XTC_INDEX)) < entry.xtc_probability for row, entry in self._xtc]
@@ -85,14 +89,16 @@ class CurveDraw:
 
     def __call__(self, scores: mx.array, keys: Sequence[int]) -> mx.array:
         """Pick a token per row, `(R,) int32`, lazily, from `scores (R, V) float32` whose best is 0."""
+        noisy = self.weigh(scores) + vocabulary_noise(key_words(keys), scores.shape[-1])
+        return mx.argmax(noisy, axis=-1).astype(mx.int32)
+
+    def weigh(self, scores: mx.array) -> mx.array:
+        """Return the scores `(R, V)` whose softmax is drawn from."""
         logprobs = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
         if len(self._shapes) == 1:
-            curved = _curved(logprobs, self._shapes[0][0])
-        else:
-            parts = [_curved(logprobs[rows], shape) for shape, rows in self._shapes]
-            curved = mx.concatenate(parts)[self._order]
-        noisy = curved + vocabulary_noise(key_words(keys), scores.shape[-1])
-        return mx.argmax(noisy, axis=-1).astype(mx.int32)
+            return _curved(logprobs, self._shapes[0][0])
+        parts = [_curved(logprobs[rows], shape) for shape, rows in self._shapes]
+        return mx.concatenate(parts)[self._order]
 
 
 _Shape: TypeAlias = "tuple[ToneCurve | HlgCurve, float]"

@@ -125,6 +125,14 @@ class RowHistory:
         if self.needs.counts_reply:
             self._pending.append(tokens)
 
+    def fork(self, token_ids: Sequence[int]) -> RowHistory:
+        """Return another history: this one and some more tokens of the reply. This one stays as it is."""
+        fork = RowHistory(self.needs)
+        fork._ring, fork._prompt = self.ring(), self._prompt
+        fork._counts, fork._pending = self._counts, list(self._pending)
+        fork.append(token_ids)
+        return fork
+
     def _take_back(self) -> None:
         if self._stack is not None:
             ring, counts = self._stack.row(self._place)

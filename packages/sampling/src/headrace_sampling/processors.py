@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import mlx.core as mx
 
 from headrace_sampling import penalties
+from headrace_sampling.bitmask import TokenBitmask, close_tokens
 from headrace_sampling.history import EMPTY, HistoryStack, RowHistory
 from headrace_sampling.layout import column, row_replacement
 
@@ -42,7 +43,12 @@ class Processors:
             for row, setup in enumerate(setups)
             if setup.params.min_tokens and setup.eos_token_ids
         ]
-        self._masks = [(row, setup.mask) for row, setup in enumerate(setups) if setup.mask is not None]
+        self._bitmasks = {row: setup.mask for row, setup in enumerate(setups) if isinstance(setup.mask, TokenBitmask)}
+        self._masks = [
+            (row, setup.mask)
+            for row, setup in enumerate(setups)
+            if setup.mask is not None and row not in self._bitmasks
+        ]
 
     def apply(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
         """Return the logits to sample from, `(B, V) float32`.
@@ -57,7 +63,9 @@ class Processors:
             logits = logits.at[rows, token_ids].add(values)
         if self._penalties is not None:
             logits = self._penalties.apply(logits)
-        closed = [(row, ids) for row, least, ids in self._least_tokens if steps[row] < least and ids]
+        closed = [(row, ids) for row, least, ids in self._least_tokens if ids and steps[row] < least]
+        # A complete grammar ends the row however short it is.
+        closed = [(row, ids) for row, ids in closed if row not in self._bitmasks or not self._bitmasks[row].only_ends]
         if closed:
             rows = [row for row, ids in closed for _ in ids]
             logits = mx.array(logits)
@@ -70,6 +78,9 @@ class Processors:
             self._penalties.record(tokens)
 
     def _masked(self, logits: mx.array) -> mx.array:
+        if self._bitmasks:
+            masks = {row: mask.mask_words() for row, mask in self._bitmasks.items()}
+            logits = close_tokens(logits, [masks.get(row) for row in range(logits.shape[0])])
         if not self._masks:
             return logits
         parts = {row: mask.apply_mask(logits[row : row + 1]) for row, mask in self._masks}

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class GrammarMask(Protocol):
-    """Closes tokens that a grammar does not allow; whoever drives the grammar advances it between steps."""
+    """Closes tokens that a grammar does not allow; whoever drives the grammar advances it between steps.
+
+    A `TokenBitmask`, as every `GrammarController` is, fits; rows with one are masked in a single operation.
+    """
 
     def apply_mask(self, logits: mx.array) -> mx.array:
         """Return `logits (1, V) float32` with closed tokens at minus infinity, lazily; at least one stays open."""
