@@ -129,6 +129,7 @@ class GrammarController(GrammarState):
 
         Raises:
             ValueError: fewer than so many were accepted.
+            GrammarFailed: the grammar has failed before; it stays so.
         """
         if type(num_tokens) is not int or not 0 <= num_tokens <= len(self._trail):
             raise ValueError(f"num_tokens is {num_tokens!r}; it must be an integer from 0 to {len(self._trail)}")
@@ -181,25 +182,28 @@ class GrammarController(GrammarState):
         Raises:
             GrammarFailed: no token may follow where the row stands now.
         """
-        start = words = self.mask_words()
+        words = self.mask_words()
         masks = [KnownBitmask(words, self.only_ends)]
-        num_before = self.num_accepted
+        # A copy walks ahead, because a matcher that fails stays failed.
+        ahead = self._fork()
         try:
             for token_id in draft_ids:
                 if not is_open(words, token_id):
                     break
-                self.accept(token_id)
-                if self.is_terminated:
+                ahead.accept(token_id)
+                if ahead.is_terminated:
                     break
-                words = self.mask_words()
-                masks.append(KnownBitmask(words, self.only_ends))
+                words = ahead.mask_words()
+                masks.append(KnownBitmask(words, ahead.only_ends))
         except (GrammarFailed, TokenNotAllowed):
             # The row may never come there; if it does, the mask fails again.
             pass
-        finally:
-            self.rollback(self.num_accepted - num_before)
-        self._words = start
         return masks
+
+    def _fork(self) -> GrammarController:
+        fork = GrammarController(self._matcher.deep_copy(), self._vocabulary, self._prefix)
+        fork._free, fork._trail, fork._words = self._free, self._trail[-1:], self._words
+        return fork
 
     @property
     def _needs_matcher(self) -> bool:
