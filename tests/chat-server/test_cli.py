@@ -1,5 +1,6 @@
 """The program `headrace`, run as a real process: what it refuses, and how."""
 
+import json
 import os
 import socket
 import subprocess
@@ -37,7 +38,7 @@ def test_version_is_the_distribution_s():
 
 def test_help_lists_every_command_and_serve_every_variable():
     """Help is complete: commands on the top page, flags and variables on the page of serve."""
-    assert all(word in run("--help").stdout for word in ("serve", "export", "doctor"))
+    assert all(word in run("--help").stdout for word in ("serve", "convert", "export", "doctor"))
     text = run("serve", "--help").stdout
     assert all(word in text for word in ("--max-rows", "--decode-concurrency", "HEADRACE_PORT", "--config"))
 
@@ -114,3 +115,32 @@ def test_export_writes_a_folder_once(tiny_llama, tmp_path):
     assert str(folder) in done.stdout
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
     assert_one_line_refusal(run("export", str(tiny_llama), str(folder)), str(folder), "empty")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--bits", "7"], ["bits is 7", "2, 3, 4, 5, 6, 8"]),
+        (["--group-size", "48"], ["group_size is 48", "32, 64, 128"]),
+        (["--bits", "4", "--mixed", "mixed_4_6"], ["--bits 4", "--mixed mixed_4_6"]),
+        (["--bits-file", "absent.toml"], ["absent.toml"]),
+    ],
+)
+def test_convert_refuses_nonsense_before_it_looks_for_the_model(tmp_path, words, parts):
+    """One line names the value and what is accepted, though the model does not exist either."""
+    assert_one_line_refusal(run("convert", "no/where/at/all", str(tmp_path / "out"), *words), *parts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_convert_writes_a_folder(tiny_llama, tmp_path):
+    """Flags and the bits file reach the configuration of the folder, and standard output says where it is."""
+    (tmp_path / "bits.toml").write_text('"*.o_proj" = 8\n')
+    options = ["--group-size", "32", "--dtype", "bfloat16", "--bits-file", str(tmp_path / "bits.toml")]
+    done = run("convert", str(tiny_llama), str(tmp_path / "out"), *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert str(tmp_path / "out") in done.stdout
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (settings["quantization"]["bits"], settings["torch_dtype"]) == (4, "bfloat16")
+    assert settings["quantization"]["model.layers.0.self_attn.o_proj"]["bits"] == 8
+    refused = run("convert", str(tiny_llama), str(tmp_path / "out"), "--group-size", "32")
+    assert_one_line_refusal(refused, "not an empty folder")

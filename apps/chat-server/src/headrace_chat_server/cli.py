@@ -17,8 +17,9 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C outside of serving, as shells report it."""
 
-_COMMANDS = ("serve", "export", "doctor")
+_COMMANDS = ("serve", "convert", "export", "doctor")
 _EXPORT_DTYPES = ("float32", "bfloat16", "float16")
+_RECIPES = ("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6")
 _DESCRIPTION = "Serve a large language model to OpenAI clients from this machine."
 _EPILOG = "Without a command: serve the default model. `headrace serve --help` lists the settings."
 
@@ -57,6 +58,18 @@ def _with_command(words: list[str]) -> list[str]:
 
 
 def _run(arguments: Namespace) -> int:
+    if arguments.command == "convert":
+        from headrace_chat_server.convert import run_convert
+
+        return run_convert(
+            arguments.model,
+            arguments.folder,
+            bits=arguments.bits,
+            group_size=arguments.group_size,
+            dtype=arguments.dtype,
+            mixed=arguments.mixed,
+            bits_file=arguments.bits_file,
+        )
     if arguments.command == "export":
         from headrace_chat_server.export import run_export
 
@@ -90,6 +103,7 @@ def make_parser() -> ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     serve = commands.add_parser("serve", help="serve a model over HTTP", allow_abbrev=False)
     _add_serve(serve)
+    _add_convert(commands.add_parser("convert", help="quantize a model to a folder for MLX", allow_abbrev=False))
     export = commands.add_parser("export", help="write a model as a folder that mlx-lm reads", allow_abbrev=False)
     export.add_argument("model", metavar="MODEL", help="folder, GGUF file, hub id or short name")
     export.add_argument("folder", metavar="FOLDER", help="folder to write; it must not exist or be empty")
@@ -98,6 +112,23 @@ def make_parser() -> ArgumentParser:
     )
     commands.add_parser("doctor", help="measure this machine and say what will be used", allow_abbrev=False)
     return parser
+
+
+def _add_convert(parser: ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="folder, GGUF file, hub id or short name")
+    parser.add_argument("folder", metavar="FOLDER", help="folder to write; it must not exist or be empty")
+    parser.add_argument("--bits", type=int, metavar="N", help="bits per weight: 2, 3, 4, 5, 6 or 8 (4)")
+    parser.add_argument(
+        "--group-size", type=int, default=64, metavar="G", help="weights that share a scale: 32, 64 or 128 (64)"
+    )
+    parser.add_argument("--dtype", choices=_EXPORT_DTYPES, help="type of what stays unpacked (the model's own)")
+    parser.add_argument("--mixed", choices=_RECIPES, help="recipe of bits per matrix, low and high, instead of --bits")
+    parser.add_argument(
+        "--bits-file",
+        metavar="FILE",
+        help='TOML or JSON file from patterns of module paths to bits, such as "*.down_proj" = 6, '
+        '"lm_head" = { bits = 8, group_size = 32 } or "model.layers.0.*" = "none"; the last match decides',
+    )
 
 
 def _add_serve(parser: ArgumentParser) -> None:

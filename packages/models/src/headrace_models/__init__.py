@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace_models.config import ModelConfig as ModelConfig
     from headrace_models.config import Quantization as Quantization
     from headrace_models.config import read_config as read_config
+    from headrace_models.converting import convert as convert
     from headrace_models.device import BlasReport as BlasReport
     from headrace_models.device import enable_fast_blas as enable_fast_blas
     from headrace_models.device import measure as measure
@@ -36,11 +37,14 @@ if TYPE_CHECKING:
     from headrace_models.loading import LoadedModel as LoadedModel
     from headrace_models.loading import load as load
     from headrace_models.meter import RenderLimits as RenderLimits
+    from headrace_models.packing_plan import BitsRule as BitsRule
+    from headrace_models.packing_plan import read_bits_file as read_bits_file
     from headrace_models.sources import ModelSource as ModelSource
     from headrace_models.sources import resolve as resolve
     from headrace_models.template import ChatTemplate as ChatTemplate
 
 __all__ = [
+    "BitsRule",
     "BlasReport",
     "ChatTemplate",
     "ChecksumMismatch",
@@ -62,17 +66,20 @@ __all__ = [
     "UnsupportedArchitecture",
     "UnsupportedFormat",
     "WeightMismatch",
+    "convert",
     "enable_fast_blas",
     "export",
     "load",
     "load_codec",
     "measure",
     "profile",
+    "read_bits_file",
     "read_config",
     "resolve",
 ]
 
 _MODULES = {
+    "BitsRule": "packing_plan",
     "BlasReport": "device",
     "ChatTemplate": "template",
     "ChecksumMismatch": "errors",
@@ -94,12 +101,14 @@ _MODULES = {
     "UnsupportedArchitecture": "errors",
     "UnsupportedFormat": "errors",
     "WeightMismatch": "errors",
+    "convert": "converting",
     "enable_fast_blas": "device",
     "export": "exporting",
     "load": "loading",
     "load_codec": "codec",
     "measure": "device",
     "profile": "device",
+    "read_bits_file": "packing_plan",
     "read_config": "config",
     "resolve": "sources",
 }

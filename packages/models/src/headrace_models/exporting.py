@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from headrace_models.config import read_config
-from headrace_models.errors import SourceError, UnsupportedArchitecture
+from headrace_models.draft_folder import check_free, draft_folder
+from headrace_models.errors import UnsupportedArchitecture
 from headrace_models.sources import ModelSource, resolve
 from headrace_models.tokenizer_files import tokenizer_files
 
 if TYPE_CHECKING:
     from headrace_models.config import ModelConfig
+    from headrace_models.weights import Checkpoint
 
-__all__ = ["ExportDtype", "export"]
+__all__ = ["ExportDtype", "export", "open_plain", "unwritable"]
 
 ExportDtype = Literal["float32", "bfloat16", "float16"]
 
@@ -54,25 +53,11 @@ def export(
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ValueError(f"dtype is {dtype!r}; choose float32, bfloat16 or float16.")
     target = Path(folder).expanduser().absolute()
-    _check_free(target)
+    check_free(target)
     found = source if isinstance(source, ModelSource) else resolve(source, download=download, progress=progress)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+    with draft_folder(target) as draft:
         _write(found, draft, dtype)
-        _make_readable(draft)
-        # rename replaces an empty folder and nothing else
-        draft.rename(target)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
     return target
-
-
-def _check_free(target: Path) -> None:
-    is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
-    if not is_free:
-        raise SourceError(f"{str(target)!r} exists and is not an empty folder; choose another or empty it.")
 
 
 def _write(source: ModelSource, folder: Path, dtype: ExportDtype) -> None:
@@ -88,14 +73,34 @@ def _write(source: ModelSource, folder: Path, dtype: ExportDtype) -> None:
 def _write_weights(source: ModelSource, config: ModelConfig, folder: Path, dtype: ExportDtype) -> None:
     import mlx.core as mx
 
+    checkpoint, shapes = open_plain(source, config, dtype)
+    tensors = {name: checkpoint.take_tensor(name) for name in shapes}
+    try:
+        mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
+    except RuntimeError as error:
+        raise unwritable(folder.parent, error) from error
+
+
+def open_plain(
+    source: ModelSource, config: ModelConfig, dtype: ExportDtype | None
+) -> tuple[Checkpoint, dict[str, tuple[int, ...]]]:
+    """Open a checkpoint whose tensors, once taken, are plain and of one type; return it with the shapes it holds.
+
+    Args:
+        dtype: of what is taken; None is the checkpoint's own.
+
+    Raises:
+        UnsupportedArchitecture: config.json could not express the model.
+        WeightMismatch: weights and configuration contradict each other.
+    """
+    import mlx.core as mx
+
     from headrace_models.tensors import check_num_layers, tensor_shapes
     from headrace_models.weights import WeightForm, open_checkpoint
 
-    form = WeightForm(
-        dtype={"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}[dtype], keep_packed=False
-    )
     checkpoint = open_checkpoint(source, config)
-    checkpoint.form = form
+    explicit = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+    checkpoint.form = WeightForm(dtype=checkpoint.dtype if dtype is None else explicit[dtype], keep_packed=False)
     if checkpoint.take_rope_factors() is not None and config.rope_scaling is None:
         raise UnsupportedArchitecture(
             "The GGUF file carries rope factors as a tensor, which config.json cannot express; "
@@ -104,19 +109,11 @@ def _write_weights(source: ModelSource, config: ModelConfig, folder: Path, dtype
     check_num_layers(config, checkpoint.tensors)
     shapes = tensor_shapes(config)
     checkpoint.check(shapes)
-    tensors = {name: checkpoint.take_tensor(name) for name in shapes}
-    try:
-        mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
-    except RuntimeError as error:
-        # What MLX raises when the disk is full.
-        raise OSError(
-            f"the weights cannot be written below {str(folder.parent)!r} ({error}): free space there, or "
-            "choose another folder"
-        ) from error
+    return checkpoint, shapes
 
 
-def _make_readable(folder: Path) -> None:
-    """Give the private temporary folder the mode that a plain mkdir would have."""
-    umask = os.umask(0)
-    os.umask(umask)
-    folder.chmod(0o777 & ~umask)
+def unwritable(folder: Path, error: RuntimeError) -> OSError:
+    """Make the error for what MLX raises when a disk is full."""
+    return OSError(
+        f"the weights cannot be written below {str(folder)!r} ({error}): free space there, or choose another folder"
+    )

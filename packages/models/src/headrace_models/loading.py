@@ -138,7 +138,8 @@ def _describe(checkpoint: Checkpoint, form: WeightForm, config: ModelConfig) -> 
         return name
     if config.quantization is None:
         return f"packed as in the file, {name}"
-    return f"{config.quantization.bits}-bit, group {config.quantization.group_size}, {name}"
+    mixed = " and others" if config.quantization.overrides else ""
+    return f"{config.quantization.bits}-bit{mixed}, group {config.quantization.group_size}, {name}"
 
 
 def weights_fingerprint(source: ModelSource) -> str:

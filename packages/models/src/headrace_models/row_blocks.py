@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -53,10 +54,7 @@ class StoredTensor:
     @property
     def size(self) -> int:
         """Number of elements."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
+        return prod(self.shape)
 
     def read(self, dtype: mx.Dtype) -> mx.array:
         """Decode it; each element is rounded to `dtype` once."""
