@@ -136,7 +136,7 @@ class GrammarSpec:
         Args:
             tags: the constrained parts.
             triggers: texts that open a tag; without any, each tag's whole beginning does.
-            is_required: at least one tag must appear, and nothing follows the last one.
+            is_required: at least one tag must appear.
             free_until: see the class.
 
         Raises:

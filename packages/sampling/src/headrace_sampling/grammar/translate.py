@@ -84,8 +84,7 @@ def _tags(spec: GrammarSpec, special_ids: Mapping[str, int]) -> str:
         else:
             rules.append(f"{call}: TEXT <[{token_id}]> ({bodies})")
     any_call = " | ".join(calls)
-    # Text after a required call could go on for ever, so the call ends the reply.
-    start = f"start: ({any_call})+" if spec.is_required else f"start: ({any_call})* TEXT"
+    start = f"start: ({any_call}){'+' if spec.is_required else '*'} TEXT"
     return "\n".join([start, "TEXT: /(.|\\n)*/", *rules, ""])
 
 
