@@ -47,7 +47,7 @@ def scored(pieces, **more):
 PIECES = {"▁": -10.0, "a": -11.0, "b": -12.0, "c": -13.0, "ab": -2.0, "bc": -1.0, "bcb": -0.5, "▁a": -3.0, "c▁": -2.5}
 
 
-@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "qwen2", "glm4", "dbrx", "gpt-4o", "tekken"])
 @settings(max_examples=40, deadline=None)
 @given(text=st.text(max_size=30))
 def test_byte_level_round_trip(pre, text):
@@ -70,6 +70,34 @@ def test_the_split_decides_about_digits():
     assert pieces("qwen2", "1234", merges) == ["1", "2", "3", "4"]
     assert pieces("llama-bpe", "1234", merges) == ["123", "4"]
     assert pieces("gpt-2", "1234", merges) == ["1234"]
+
+
+# The patterns as the models' authors publish them, in tokenizer.json of Phi-4 mini and in Mistral's tekken.json.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PUBLISHED = {
+    "gpt-4o": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDINGS}"
+    rf"|\p{{N}}{{1,3}}|{_REST}",
+    "tekken": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|{_REST}",
+}
+
+
+@pytest.mark.parametrize("pre", PUBLISHED)
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(st.sampled_from("aBcé'sS12 \n\r/.,-ǅ中"), max_size=16))
+def test_cased_splits_are_the_published_ones(pre, text):
+    """Words are cut where the published pattern cuts, read by another engine of regular expressions."""
+    import regex
+
+    split = build_tokenizer(byte_level(pre)).pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in split] == regex.findall(PUBLISHED[pre], text)
+
+
+def test_whole_words_need_no_merges_where_the_authors_say_so():
+    """Llama 3's and Tekken's vocabularies hold words that merges do not lead to; others cut them."""
+    for pre, expected in {"llama-bpe": ["abc"], "tekken": ["abc"], "glm4": ["a", "b", "c"]}.items():
+        assert build_tokenizer(byte_level(pre, extra=["abc"])).encode("abc").tokens == expected
 
 
 def test_special_tokens_in_text_are_one_token():

@@ -131,7 +131,11 @@ def permuted(rows: np.ndarray, num_heads: int) -> np.ndarray:
 
 def encode(values: np.ndarray, kind: GGMLQuantizationType, random: np.random.Generator) -> np.ndarray:
     """Rows of a type; for K-quants, which only llama.cpp can make, random codes under a small block scale."""
-    scale_at = {GGMLQuantizationType.Q4_K: (0, 2), GGMLQuantizationType.Q6_K: (208,)}.get(kind)
+    scale_at = {
+        GGMLQuantizationType.Q4_K: (0, 2),
+        GGMLQuantizationType.Q5_K: (0, 2),
+        GGMLQuantizationType.Q6_K: (208,),
+    }.get(kind)
     if scale_at is None:
         return quants.quantize(values, kind)
     num_elements, num_bytes = GGML_QUANT_SIZES[kind]
@@ -172,7 +176,7 @@ def write_gguf(path, kind: GGMLQuantizationType) -> dict[str, np.ndarray]:
     return stored
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
 def test_gguf_weights_equal_what_was_stored(tmp_path, kind):
     """Whatever the type and however it is read, names, row order and values are those of the original model."""
     path = tmp_path / "model.gguf"
@@ -220,8 +224,8 @@ def test_gguf_of_gemma_3_takes_hugging_face_conventions(tmp_path):
 
 def test_gguf_of_other_families_is_refused_by_name(tmp_path):
     """The message names the type and the families whose files are read."""
-    with pytest.raises(UnsupportedArchitecture, match=r"'phi3'.*gemma3_text, llama"):
-        read_gguf_tensors(tmp_path / "model.gguf", model_type="phi3", num_heads=2, num_kv_heads=2)
+    with pytest.raises(UnsupportedArchitecture, match=r"'gemma4_text'.*gemma3_text, .*llama"):
+        read_gguf_tensors(tmp_path / "model.gguf", model_type="gemma4_text", num_heads=2, num_kv_heads=2)
 
 
 def test_the_starter_model_is_packed_and_complete(smollm2):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 import mlx.core as mx
 from attrs import evolve
 
-from headrace_models.errors import UnsupportedArchitecture, UnsupportedFormat
+from headrace_models.errors import UnsupportedFormat
+from headrace_models.gguf_families import gguf_family_of
 from headrace_models.gguf_file import check_dequantizable, dequantize_rows, read_gguf
 from headrace_models.row_blocks import StoredTensor, rows_per_block
 
@@ -23,26 +24,8 @@ __all__ = ["read_gguf_tensors"]
 _MLX_TYPES = frozenset({"F32", "F16", "Q4_0", "Q4_1", "Q8_0"})
 
 _TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LLAMA = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GEMMA3 = _LLAMA | {
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-# By model_type: names within a layer, and whether the files hold norms as 1 + w and rows of q and k in pairs.
-_DIALECTS = {"gemma3_text": (_GEMMA3, True, False), "llama": (_LLAMA, False, True)}
+# Read with the configuration, which they belong to.
+_ROPE_FACTORS = frozenset({"rope_factors_long.weight", "rope_factors_short.weight"})
 
 
 def read_gguf_tensors(
@@ -62,25 +45,22 @@ def read_gguf_tensors(
         UnsupportedFormat: for a file or a tensor type that cannot be read.
         UnsupportedArchitecture: for a model type whose GGUF names are not known.
     """
-    if model_type not in _DIALECTS:
-        raise UnsupportedArchitecture(
-            f"GGUF files of {model_type!r} models are not read, only those of {', '.join(sorted(_DIALECTS))}. "
-            "Use the model's Hugging Face folder."
-        )
-    in_layer, has_shifted_norms, has_paired_rows = _DIALECTS[model_type]
+    family = gguf_family_of(model_type)
     file = read_gguf(path)
     types = {tensor.type for tensor in file.tensors.values()}
     tensors = _read_packed(path) if types <= _MLX_TYPES else _stored_tensors(file)
-    heads = {"attn_q": num_heads, "attn_k": num_kv_heads} if has_paired_rows else {}
+    heads = {"attn_q": num_heads, "attn_k": num_kv_heads} if family.has_paired_rows else {}
     renamed: dict[str, mx.array | StoredTensor] = {}
     for name, tensor in tensors.items():
+        if name in _ROPE_FACTORS:
+            continue
         module = name.rsplit(".", 1)[0].rsplit(".", 1)[-1]
         finish = None
         if module in heads:
             finish = partial(_restore_rows, num_heads=heads[module])
-        elif has_shifted_norms and module.endswith("_norm"):
+        elif family.has_shifted_norms and module.endswith("_norm"):
             finish = _without_one
-        renamed[_hugging_face_name(name, in_layer)] = _finished(tensor, finish)
+        renamed[_hugging_face_name(name, family.names)] = _finished(tensor, finish)
     return renamed
 
 

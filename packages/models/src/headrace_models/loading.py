@@ -125,6 +125,8 @@ def _choose_form(checkpoint: Checkpoint, dtype: DtypeName, device: DeviceProfile
         return WeightForm(dtype=explicit[dtype], keep_packed=False)
     # A CPU multiplies packed weights with float32 activations 9 times faster than with bfloat16 ones.
     own = mx.float32 if checkpoint.is_packed and device.kind == "cpu" else checkpoint.dtype
+    if checkpoint.is_decoded and device.kind != "cpu":
+        own = mx.bfloat16
     return WeightForm(dtype=own, keep_packed=True)
 
 

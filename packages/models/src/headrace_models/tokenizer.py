@@ -21,14 +21,34 @@ _LLAMA3 = (
     r"|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (
+    (
+        r"[^\r\n\p{L}\p{N}]?UPPER*LOWER+ENDING|[^\r\n\p{L}\p{N}]?UPPER+LOWER*ENDING|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n/]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    .replace("UPPER", _UPPER)
+    .replace("LOWER", _LOWER)
+)
+_GPT4O = _CASED.replace("ENDING", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace("DIGITS", r"\p{N}{1,3}")
+_TEKKEN = _CASED.replace("ENDING", "").replace("DIGITS", r"\p{N}")
 _PATTERNS = {
+    "chatglm-bpe": _LLAMA3,
+    "dbrx": _LLAMA3,
+    "deepseek-r1-qwen": _QWEN2,
+    "glm4": _LLAMA3,
     "gpt-2": _GPT2,
+    "gpt-4o": _GPT4O,
     "gpt2": _GPT2,
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
     "qwen2": _QWEN2,
+    "smaug-bpe": _LLAMA3,
+    "tekken": _TEKKEN,
 }
+# Their vocabularies hold whole words that no merges lead to.
+_WITH_WHOLE_WORDS = frozenset({"llama-bpe", "llama-v3", "llama3", "tekken"})
 _DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r"})
 
 
@@ -94,8 +114,7 @@ def _byte_level(metadata: Mapping[str, object]) -> "Tokenizer":
             f"model again with a recent llama.cpp"
         )
     merges = _pairs(_strings(metadata, "merges"))
-    # Llama 3 and its kin hold whole words in the vocabulary that no merges lead to.
-    bpe = models.BPE(vocab=_vocabulary(metadata), merges=merges, ignore_merges=_PATTERNS.get(str(name)) is _LLAMA3)
+    bpe = models.BPE(vocab=_vocabulary(metadata), merges=merges, ignore_merges=name in _WITH_WHOLE_WORDS)
     tokenizer = Tokenizer(bpe)
     if name == "qwen2":
         tokenizer.normalizer = normalizers.NFC()

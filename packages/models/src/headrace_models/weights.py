@@ -56,6 +56,11 @@ class Checkpoint:
         return any(name.endswith(".scales") for name in self.tensors)
 
     @property
+    def is_decoded(self) -> bool:
+        """Whether any tensor is stored in a form that MLX has not, and becomes floating point."""
+        return any(isinstance(tensor, StoredTensor) for tensor in self.tensors.values())
+
+    @property
     def dtype(self) -> mx.Dtype:
         """The type of the checkpoint's activations: that of its embedding, or of the embedding's scales."""
         for name in ("model.embed_tokens.scales", "model.embed_tokens.weight"):
