@@ -6,6 +6,7 @@ KVCacheError(Exception)
 ├── InvalidLength     caller: a number of tokens outside its range (ValueError)
 ├── InvalidGeometry   caller: sizes, counts or element types that cannot describe or fit a cache (ValueError)
 ├── InvalidScheme     caller: a KV scheme that does not exist or does not fit the model (ValueError)
+├── InvalidPrefix     caller: tokens that cannot be a key, or that caches do not hold (ValueError)
 ├── NotTrimmable      caller: what earlier positions need is gone (RuntimeError)
 ├── UnsupportedCache  caller: a cache of a kind that Headrace has no twin for (TypeError)
 ├── BudgetExceeded    caller: bytes that do not fit the budget, now or ever (RuntimeError)
@@ -89,6 +90,21 @@ class InvalidScheme(KVCacheError, ValueError):
         self.layer = layer
 
     def __reduce__(self) -> tuple[type["InvalidScheme"], tuple[str, int | None]]:
+        return type(self), (str(self), self.layer)
+
+
+class InvalidPrefix(KVCacheError, ValueError):
+    """Tokens that cannot be the key of stored caches: not integers, or not exactly what the caches hold.
+
+    Attributes:
+        layer: the index of the first cache that holds something else; None if it is not one layer's fault.
+    """
+
+    def __init__(self, message: str, layer: int | None = None) -> None:
+        super().__init__(message)
+        self.layer = layer
+
+    def __reduce__(self) -> tuple[type["InvalidPrefix"], tuple[str, int | None]]:
         return type(self), (str(self), self.layer)
 
 
