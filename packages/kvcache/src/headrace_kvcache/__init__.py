@@ -2,7 +2,8 @@
 
 Public modules: `plain`, `quantized`, `rotating`, `chunked`, `recurrent`, `composite`, `turbo_cache` (one row),
 `prompt_cache` (caches for a model), `rows` (`RowBatch`, many rows in slots), `attention` (`attend`), `scheme`
-(`KVScheme`), `spec` and `specs` (geometry and bytes), `budget`, `errors`. Importing this root imports no mlx.
+(`KVScheme`), `spec` and `specs` (geometry and bytes), `budget`, `prefix_cache` (`PrefixCache`), `clones` and `trims`,
+`errors`. Importing this root imports no mlx.
 """
 
 from importlib import import_module
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from headrace_kvcache.capacity import CapacityClasses as CapacityClasses
     from headrace_kvcache.chunked import ChunkedKVCache as ChunkedKVCache
     from headrace_kvcache.chunked_rows import ChunkedRowBatch as ChunkedRowBatch
+    from headrace_kvcache.clones import clone_caches as clone_caches
     from headrace_kvcache.composite import CacheList as CacheList
     from headrace_kvcache.errors import BudgetExceeded as BudgetExceeded
     from headrace_kvcache.errors import EmptyCache as EmptyCache
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from headrace_kvcache.errors import InvalidCountError as InvalidCountError
     from headrace_kvcache.errors import InvalidGeometry as InvalidGeometry
     from headrace_kvcache.errors import InvalidLength as InvalidLength
+    from headrace_kvcache.errors import InvalidPrefix as InvalidPrefix
     from headrace_kvcache.errors import InvalidScheme as InvalidScheme
     from headrace_kvcache.errors import InvalidSlots as InvalidSlots
     from headrace_kvcache.errors import KVCacheError as KVCacheError
@@ -38,6 +41,13 @@ if TYPE_CHECKING:
     from headrace_kvcache.model_rows import ModelRowBatch as ModelRowBatch
     from headrace_kvcache.model_rows import make_row_batch as make_row_batch
     from headrace_kvcache.plain import KVCache as KVCache
+    from headrace_kvcache.prefix_cache import PrefixCache as PrefixCache
+    from headrace_kvcache.prefix_cold import ColdHit as ColdHit
+    from headrace_kvcache.prefix_cold import ColdStore as ColdStore
+    from headrace_kvcache.prefix_hit import PrefixHit as PrefixHit
+    from headrace_kvcache.prefix_hit import PrefixView as PrefixView
+    from headrace_kvcache.prefix_namespace import PrefixNamespace as PrefixNamespace
+    from headrace_kvcache.prefix_stats import PrefixCacheStats as PrefixCacheStats
     from headrace_kvcache.prompt_cache import make_prompt_cache as make_prompt_cache
     from headrace_kvcache.quantized import QuantizedKVCache as QuantizedKVCache
     from headrace_kvcache.quantized_rows import QuantizedRowBatch as QuantizedRowBatch
@@ -55,6 +65,8 @@ if TYPE_CHECKING:
     from headrace_kvcache.spec import kv_bytes_at as kv_bytes_at
     from headrace_kvcache.spec import slot_kv_bytes_at as slot_kv_bytes_at
     from headrace_kvcache.specs import cache_spec_of as cache_spec_of
+    from headrace_kvcache.trims import can_trim_to as can_trim_to
+    from headrace_kvcache.trims import trim_to as trim_to
     from headrace_kvcache.turbo_cache import TurboQuantKVCache as TurboQuantKVCache
     from headrace_kvcache.views import SlotView as SlotView
 
@@ -69,11 +81,14 @@ __all__ = [
     "CapacityClasses",
     "ChunkedKVCache",
     "ChunkedRowBatch",
+    "ColdHit",
+    "ColdStore",
     "EmptyCache",
     "IntegrityError",
     "InvalidCountError",
     "InvalidGeometry",
     "InvalidLength",
+    "InvalidPrefix",
     "InvalidScheme",
     "InvalidSlots",
     "KVBudget",
@@ -83,6 +98,11 @@ __all__ = [
     "LayerSpec",
     "ModelRowBatch",
     "NotTrimmable",
+    "PrefixCache",
+    "PrefixCacheStats",
+    "PrefixHit",
+    "PrefixNamespace",
+    "PrefixView",
     "QuantizedKVCache",
     "QuantizedRowBatch",
     "RecurrentCache",
@@ -101,12 +121,15 @@ __all__ = [
     "attend",
     "batch_row_kv_bytes",
     "cache_spec_of",
+    "can_trim_to",
+    "clone_caches",
     "first_chunk_length",
     "kv_bytes_at",
     "make_prompt_cache",
     "make_row_batch",
     "merge_caches",
     "slot_kv_bytes_at",
+    "trim_to",
 ]
 
 _MODULES = {
@@ -120,11 +143,14 @@ _MODULES = {
     "CapacityClasses": "capacity",
     "ChunkedKVCache": "chunked",
     "ChunkedRowBatch": "chunked_rows",
+    "ColdHit": "prefix_cold",
+    "ColdStore": "prefix_cold",
     "EmptyCache": "errors",
     "IntegrityError": "errors",
     "InvalidCountError": "errors",
     "InvalidGeometry": "errors",
     "InvalidLength": "errors",
+    "InvalidPrefix": "errors",
     "InvalidScheme": "errors",
     "InvalidSlots": "errors",
     "KVBudget": "budget",
@@ -134,6 +160,11 @@ _MODULES = {
     "LayerSpec": "spec",
     "ModelRowBatch": "model_rows",
     "NotTrimmable": "errors",
+    "PrefixCache": "prefix_cache",
+    "PrefixCacheStats": "prefix_stats",
+    "PrefixHit": "prefix_hit",
+    "PrefixNamespace": "prefix_namespace",
+    "PrefixView": "prefix_hit",
     "QuantizedKVCache": "quantized",
     "QuantizedRowBatch": "quantized_rows",
     "RecurrentCache": "recurrent",
@@ -152,12 +183,15 @@ _MODULES = {
     "attend": "attention",
     "batch_row_kv_bytes": "budget",
     "cache_spec_of": "specs",
+    "can_trim_to": "trims",
+    "clone_caches": "clones",
     "first_chunk_length": "scheme",
     "kv_bytes_at": "spec",
     "make_prompt_cache": "prompt_cache",
     "make_row_batch": "model_rows",
     "merge_caches": "mlx_lm_batch",
     "slot_kv_bytes_at": "spec",
+    "trim_to": "trims",
 }
 
 
