@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace_sampling.sampler import RowSampling
-    from headrace_sampling.setup import RowSetup
+    from headrace_sampling.setup import GrammarMask, RowSetup
 
 # Of the independent keys that a step's key is mixed into, the third and the fourth.
 _ACCEPT_INDEX, _RESIDUAL_INDEX = 3, 4
@@ -193,9 +193,9 @@ def _decide(
     if not random:
         return tokens, is_kept
     chosen = [places[index] for index in random]
-    row_ids = mx.array(random, mx.int32)
+    row_ids, with_proposal = mx.array(random, mx.int32), {place.row for place in chosen}
     proposals = mx.concatenate(
-        [draft.logprobs for row, draft in enumerate(drafts) if draft.logprobs is not None and _has(chosen, row)]
+        [draft.logprobs for row, draft in enumerate(drafts) if draft.logprobs is not None and row in with_proposal]
     )
     found, kept = _reject(chosen, drafted[row_ids], proposals, scored[row_ids])
     tokens = mx.array(tokens)
@@ -264,13 +264,9 @@ def _has_curve(place: _Place) -> bool:
     return place.setup.params.curve is not None or place.setup.params.hlg is not None
 
 
-def _has(places: Sequence[_Place], row: int) -> bool:
-    return any(place.row == row for place in places)
-
-
 def _places(index: int, row: RowSampling, draft_ids: list[int]) -> list[_Place]:
     setup, seed = row.sampler.setup, row.sampler.seed
-    masks = [setup.mask]
+    masks: list[GrammarMask | None] = [setup.mask]
     if draft_ids and setup.mask is not None:
         if not isinstance(setup.mask, GrammarState):
             raise InvalidDrafts("mask", type(setup.mask).__name__, "a GrammarController for a row with a draft")
@@ -283,16 +279,18 @@ def _places(index: int, row: RowSampling, draft_ids: list[int]) -> list[_Place]:
         _Place(
             row=index,
             position=position,
-            setup=evolve(
-                setup,
-                mask=masks[position],
-                history=setup.history.fork(draft_ids[:position]) if setup.history is not None else None,
-            ),
+            setup=_setup_at(setup, masks[position], draft_ids[:position]),
             step=row.step + position,
             key=step_key(seed, row.step + position),
         )
         for position in range(len(draft_ids) + 1)
     ]
+
+
+def _setup_at(setup: RowSetup, mask: GrammarMask | None, before: list[int]) -> RowSetup:
+    if setup.history is None:
+        return setup if mask is setup.mask else evolve(setup, mask=mask)
+    return evolve(setup, mask=mask, history=setup.history.fork(before))
 
 
 def _check(drafts: Sequence[RowDraft], num_rows: int, width: int, vocab_size: int) -> None:

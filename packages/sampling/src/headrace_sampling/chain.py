@@ -131,7 +131,8 @@ class _Group:
     ) -> None:
         self.rows = rows
         self.is_changed = is_changed
-        places = [source.index(row) for row in rows]
+        place_of = {row: place for place, row in enumerate(source)}
+        places = [place_of[row] for row in rows]
         self._row_ids = None if len(rows) == len(source) else mx.array(places, mx.int32)
         self._before = [] if draw is None or isinstance(draw, CurveDraw) else sigma_filter(params)
         self._draw = draw
@@ -155,8 +156,9 @@ def centred(logits: mx.array) -> mx.array:
 
 def _groups(setups: Sequence[RowSetup], changed: list[int], vocab_size: int, *, may_read: bool) -> list[_Group]:
     kinds: dict[tuple[str, bool], list[int]] = {}
+    is_changed_row = set(changed)
     for row, setup in enumerate(setups):
-        kinds.setdefault((_kind(setup.params, vocab_size), row in changed), []).append(row)
+        kinds.setdefault((_kind(setup.params, vocab_size), row in is_changed_row), []).append(row)
     groups: list[_Group] = []
     for (kind, is_changed), rows in kinds.items():
         chosen = [setups[row] for row in rows]
