@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from headrace_kvcache.prefix_namespace import PrefixNamespace as PrefixNamespace
     from headrace_kvcache.prefix_stats import PrefixCacheStats as PrefixCacheStats
     from headrace_kvcache.prompt_cache import make_prompt_cache as make_prompt_cache
+    from headrace_kvcache.prompt_cache import make_slot_prototypes as make_slot_prototypes
     from headrace_kvcache.quantized import QuantizedKVCache as QuantizedKVCache
     from headrace_kvcache.quantized_rows import QuantizedRowBatch as QuantizedRowBatch
     from headrace_kvcache.quantized_rows import RotatingQuantizedRowBatch as RotatingQuantizedRowBatch
@@ -127,6 +128,7 @@ __all__ = [
     "kv_bytes_at",
     "make_prompt_cache",
     "make_row_batch",
+    "make_slot_prototypes",
     "merge_caches",
     "slot_kv_bytes_at",
     "trim_to",
@@ -189,6 +191,7 @@ _MODULES = {
     "kv_bytes_at": "spec",
     "make_prompt_cache": "prompt_cache",
     "make_row_batch": "model_rows",
+    "make_slot_prototypes": "prompt_cache",
     "merge_caches": "mlx_lm_batch",
     "slot_kv_bytes_at": "spec",
     "trim_to": "trims",

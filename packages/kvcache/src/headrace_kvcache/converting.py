@@ -26,11 +26,15 @@ class ConvertingCache:
         cache: the cache to begin with.
         packing: the form to convert it to.
         start: least number of positions before it is converted.
+
+    Attributes:
+        packing: the form that it is converted to.
     """
 
     step = 256
 
     def __init__(self, cache: KVCache | RotatingKVCache, packing: Packing, *, start: int = 0) -> None:
+        self.packing = packing
         self._cache: StoredCache = cache
         self._packing: Packing | None = packing
         self._start = max(start, 1)

@@ -8,6 +8,7 @@ from headrace_kvcache.chunked import ChunkedKVCache
 from headrace_kvcache.composite import CacheList, LayerCache
 from headrace_kvcache.converting import ConvertingCache
 from headrace_kvcache.errors import InvalidLength, InvalidScheme, UnsupportedCache
+from headrace_kvcache.packing import AffinePacking
 from headrace_kvcache.plain import KVCache
 from headrace_kvcache.quantized import QuantizedKVCache
 from headrace_kvcache.recurrent import RecurrentCache
@@ -91,6 +92,30 @@ def make_prompt_cache(
             raise InvalidLength(f"max_kv_size is {max_kv_size!r}; it must be an integer above {_KEPT_SINKS}")
         made = [_bounded(cache, max_kv_size) for cache in made]
     return made if scheme is None else _converting(made, scheme)
+
+
+def make_slot_prototypes(
+    model: CacheMaker | LayeredModel, *, scheme: KVScheme | None = None
+) -> list[LayerCache]:
+    """Make fresh caches of the kinds that a model's rows are kept in, for `make_row_batch`.
+
+    Raises:
+        UnsupportedCache: as `make_prompt_cache`, or the scheme stores a layer in a form that has no slots.
+        InvalidScheme: the scheme names a layer that can never be converted, with the layer's index.
+    """
+    made = make_prompt_cache(model, scheme=scheme)
+    return [_kept_form(index, cache) for index, cache in enumerate(made)]
+
+
+def _kept_form(index: int, cache: LayerCache) -> LayerCache:
+    if not isinstance(cache, ConvertingCache):
+        return cache
+    packing, plain = cache.packing, cache.cache
+    if not isinstance(packing, AffinePacking):
+        raise UnsupportedCache(f"layer {index} is to be stored as {packing.key}, a form that has no slots")
+    if isinstance(plain, RotatingKVCache):
+        return RotatingQuantizedKVCache(plain.max_size, plain.keep, bits=packing.bits, group_size=packing.group_size)
+    return QuantizedKVCache(bits=packing.bits, group_size=packing.group_size)
 
 
 def _twin(index: int, cache: object) -> LayerCache:
