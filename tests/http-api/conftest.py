@@ -44,6 +44,10 @@ class FakeCodec:
     refusal: Exception | None = None
     chats: list = field(factory=list)
     threads: list = field(factory=list)
+    remembered: list = field(factory=list)
+
+    def remember(self, token_ids):
+        self.remembered.append(list(token_ids))
 
     def encode(self, text):
         import threading

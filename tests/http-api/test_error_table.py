@@ -54,7 +54,7 @@ def test_tree_at_the_top_of_the_module_is_the_real_one(module):
 @pytest.mark.parametrize(
     ("exc", "status", "code"),
     [
-        (QueueFull(3), 429, "queue_full"),
+        (QueueFull("full"), 429, "queue_full"),
         (GatewayClosed("draining"), 503, "server_draining"),
         (EngineUnavailable("loading"), 503, "engine_unavailable"),
         (EngineFailed("died"), 500, "engine_failed"),

@@ -47,7 +47,8 @@ async def test_completions_and_models(openai_client):
 
 
 @pytest.mark.parametrize(
-    ("refusal", "error"), [(QueueFull(1), openai.RateLimitError), (EngineUnavailable("x"), openai.InternalServerError)]
+    ("refusal", "error"),
+    [(QueueFull("full"), openai.RateLimitError), (EngineUnavailable("x"), openai.InternalServerError)],
 )
 async def test_overload_is_a_typed_error(openai_client, models, refusal, error):
     """Overload and restarts are the errors that the client's own retries know."""

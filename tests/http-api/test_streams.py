@@ -89,7 +89,7 @@ async def test_fault_in_a_stream_is_one_error_event_and_no_done(base_url, models
 
 async def test_refusal_before_the_stream_has_a_status(base_url, models, chat_body):
     """A full queue is a 429 with Retry-After, not an event in a stream that looked admitted."""
-    models.gateway.refusal = QueueFull(64)
+    models.gateway.refusal = QueueFull("64 requests are outstanding")
     async with httpx.AsyncClient(base_url=base_url) as client:
         reply = await client.post(CHAT_URL, json=chat_body | {"stream": True})
 

@@ -238,7 +238,7 @@ async def test_one_row_means_serial():
     """Law: with `max_rows` 1 a request is placed serial, with the reason, whatever else it asks."""
     port, gateway = await _open(info=fake_info(max_rows=1))
     placement = gateway.place(RequestShape(num_prompt_tokens=3))
-    assert (placement.mechanism, placement.plan.reasons) == ("serial", ("max_rows_is_1",))
+    assert (placement.mechanism, placement.plan.reasons) == ("serial", ("max-rows-is-1",))
     await _run(gateway)
     assert port.sent[-1].serial
 

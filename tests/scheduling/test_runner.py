@@ -10,7 +10,9 @@ import pytest
 from headrace_kvcache import KVCache, RotatingKVCache
 from headrace_sampling import SamplingParams, make_step_sampler
 from headrace_scheduling import Engine, EngineFailed, GenerateOptions, MlxStepRunner
-from headrace_scheduling.scheduler import BatchScheduler, RowSpec
+from headrace_scheduling.scheduler import BatchScheduler
+from headrace_scheduling.seats import make_seats
+from headrace_scheduling.steps import RowId, RowSpec
 from headrace_scheduling.testing import FailingModel, ModelLoaderFake, ScriptedModel
 from headrace_scheduling.testing.loading import FakeFacts
 
@@ -33,23 +35,37 @@ def _alone(model, prompt, num_tokens, params):
     return tokens
 
 
+def _runner(model, *, max_rows, **options):
+    return MlxStepRunner(model, make_seats(model, None, max_rows=max_rows), **options)
+
+
+def _dispatch(runner, scheduler, step):
+    for snapshot in step.snapshots:
+        tokens = scheduler.fed_tokens(snapshot.row_id)[: snapshot.num_tokens]
+        scheduler.keep(snapshot.row_id, tokens, runner.copy(snapshot))
+    for opening in step.openings:
+        runner.seat(opening)
+    runner.dispatch(step)
+
+
 def _run(runner, scheduler):
     tokens = {}
     while True:
         step = scheduler.schedule()
         if step is not None:
-            runner.dispatch(step)
+            _dispatch(runner, scheduler, step)
         elif runner.num_in_flight == 0:
             return tokens
         if runner.num_in_flight == 2 or step is None:
             for gain in scheduler.apply(runner.collect()):
-                tokens.setdefault(gain.request_id, []).extend(gain.token_ids)
+                tokens.setdefault(gain.row_id.request_id, []).extend(gain.token_ids)
                 if gain.finish_reason is not None:
-                    runner.release(scheduler.remove(gain.request_id))
+                    scheduler.remove(gain.row_id)
+                    runner.release(gain.row_id)
 
 
 def _spec(request_id, prompt, max_tokens, params):
-    return RowSpec(request_id=request_id, prompt_ids=prompt, max_tokens=max_tokens, sampling=params)
+    return RowSpec(row_id=RowId(request_id), prompt_ids=prompt, max_tokens=max_tokens, sampling=params)
 
 
 @pytest.mark.parametrize("launches_early", [False, True])
@@ -57,29 +73,29 @@ def _spec(request_id, prompt, max_tokens, params):
 def test_rows_in_a_batch_equal_the_rows_alone(launches_early, chunk):
     """Law: joins, leaves, slices, neighbours and pipelining change no token of a row, whatever its sampling."""
     model = ScriptedModel(_FACTS)
-    runner = MlxStepRunner(model, max_rows=3, launches_early=launches_early)
+    runner = _runner(model, max_rows=3, launches_early=launches_early)
     scheduler = BatchScheduler(3, 600, prefill_chunk=chunk)
     kinds = (SamplingParams(), _SEEDED, _PENALISED)
     specs = [_spec(n, prompt, 6 + 5 * n, kinds[n % 3]) for n, prompt in enumerate(_PROMPTS)]
     for spec in specs:
-        scheduler.submit(spec)
+        scheduler.submit([spec])
     tokens = _run(runner, scheduler)
     for spec in specs:
-        assert tokens[spec.request_id] == _alone(model, spec.prompt_ids, spec.max_tokens, spec.sampling)
+        assert tokens[spec.row_id.request_id] == _alone(model, spec.prompt_ids, spec.max_tokens, spec.sampling)
     assert runner.kv_bytes == 0
 
 
 def test_a_row_outgrows_its_buffers_unchanged():
     """Law: crossing a capacity border while a neighbour runs changes no token."""
     model = ScriptedModel(_FACTS)
-    runner = MlxStepRunner(model, max_rows=2)
+    runner = _runner(model, max_rows=2)
     scheduler = BatchScheduler(2, 600)
     specs = [_spec(1, tuple(range(250)), 12, SamplingParams()), _spec(2, (4, 5), 14, SamplingParams())]
     for spec in specs:
-        scheduler.submit(spec)
+        scheduler.submit([spec])
     tokens = _run(runner, scheduler)
     for spec in specs:
-        assert tokens[spec.request_id] == _alone(model, spec.prompt_ids, spec.max_tokens, spec.sampling)
+        assert tokens[spec.row_id.request_id] == _alone(model, spec.prompt_ids, spec.max_tokens, spec.sampling)
 
 
 def test_the_head_sees_one_position_per_row():
@@ -92,36 +108,27 @@ def test_the_head_sees_one_position_per_row():
             return super().logits_from_hidden(hidden)
 
     scheduler = BatchScheduler(2, 600, prefill_chunk=16)
-    scheduler.submit(_spec(1, tuple(range(40)), 3, SamplingParams()))
-    _run(MlxStepRunner(Watched(_FACTS), max_rows=2), scheduler)
+    scheduler.submit([_spec(1, tuple(range(40)), 3, SamplingParams())])
+    _run(_runner(Watched(_FACTS), max_rows=2), scheduler)
     assert shapes == [(1, 1)] * 3
 
 
 def test_released_rows_keep_their_neighbours_right():
     """Law: a slot that is freed with a step in flight and taken again does not disturb anyone."""
     model = ScriptedModel(_FACTS)
-    runner = MlxStepRunner(model, max_rows=2)
+    runner = _runner(model, max_rows=2)
     scheduler = BatchScheduler(2, 600)
-    scheduler.submit(_spec(1, (9, 8, 7), 50, SamplingParams()))
-    scheduler.submit(_spec(2, (5, 6), 12, SamplingParams()))
-    runner.dispatch(scheduler.schedule())
-    runner.dispatch(scheduler.schedule())
-    gains = {gain.request_id: list(gain.token_ids) for gain in scheduler.apply(runner.collect())}
-    runner.release(scheduler.remove(1))
-    scheduler.submit(_spec(3, (1, 2, 3, 4), 5, SamplingParams()))
+    scheduler.submit([_spec(1, (9, 8, 7), 50, SamplingParams())])
+    scheduler.submit([_spec(2, (5, 6), 12, SamplingParams())])
+    _dispatch(runner, scheduler, scheduler.schedule())
+    _dispatch(runner, scheduler, scheduler.schedule())
+    gains = {gain.row_id.request_id: list(gain.token_ids) for gain in scheduler.apply(runner.collect())}
+    scheduler.remove(RowId(1))
+    runner.release(RowId(1))
+    scheduler.submit([_spec(3, (1, 2, 3, 4), 5, SamplingParams())])
     rest = _run(runner, scheduler)
     assert gains[2] + rest[2] == _alone(model, (5, 6), 12, SamplingParams())
     assert rest[3] == _alone(model, (1, 2, 3, 4), 5, SamplingParams())
-
-
-def test_a_slot_the_cache_would_not_give_is_refused():
-    """Law: scheduler and cache agree on slots, or the step raises."""
-    runner = MlxStepRunner(ScriptedModel(_FACTS), max_rows=2)
-    scheduler = BatchScheduler(2, 600)
-    scheduler.submit(_spec(1, (1,), 2, SamplingParams()))
-    runner._batch.join()
-    with pytest.raises(RuntimeError, match="lowest free"):
-        runner.dispatch(scheduler.schedule())
 
 
 def test_the_engine_generates_as_the_rows_alone_would():
@@ -169,10 +176,10 @@ class _WindowedModel(ScriptedModel):
 def test_each_layer_gets_slots_of_its_cache_kind():
     """Law: a layer of windows gets rings, so rows past the window equal the rows alone on their own caches."""
     model = _WindowedModel(_FACTS)
-    runner = MlxStepRunner(model, max_rows=3)
+    runner = _runner(model, max_rows=3)
     scheduler = BatchScheduler(3, 600, prefill_chunk=7)
     for number, prompt in enumerate(_PROMPTS):
-        scheduler.submit(_spec(number, prompt, 24, SamplingParams()))
+        scheduler.submit([_spec(number, prompt, 24, SamplingParams())])
     found = _run(runner, scheduler)
     plain = ScriptedModel(_FACTS)
     for number, prompt in enumerate(_PROMPTS):

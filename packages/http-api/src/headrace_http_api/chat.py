@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from headrace_http_api.chat_request import ChatRequest, make_chat_converter
-from headrace_http_api.dialect import Choice, check_capability, check_ids
+from headrace_http_api.dialect import Choice, EncodedPrompt, check_capability, check_ids
 from headrace_http_api.errors import InvalidRequest
 from headrace_http_api.generation import answer
 from headrace_http_api.ports import ServedModel
@@ -38,7 +38,7 @@ class ChatDialect:
     def num_chars(self, request: ChatRequest) -> int:
         return request.num_chars
 
-    def encode(self, served: ServedModel, request: ChatRequest) -> Sequence[int]:
+    def encode(self, served: ServedModel, request: ChatRequest) -> EncodedPrompt:
         check_capability(served, "chat")
         if not served.codec.has_chat_template:
             raise InvalidRequest(
@@ -54,7 +54,7 @@ class ChatDialect:
                 f"messages cannot be put into the model's chat template: {exc}", param="messages", code="invalid_prompt"
             ) from None
         check_ids(prepared.ids, served, "messages")
-        return prepared.ids
+        return EncodedPrompt(prepared.ids, prepared.stable_boundary, is_chat=True)
 
     def choice(self, text: str, finished: Finished) -> Choice:
         message = {"role": "assistant", "content": text, "refusal": None}

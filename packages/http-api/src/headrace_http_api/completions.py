@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from headrace_http_api.completion_request import CompletionRequest, make_completion_converter
-from headrace_http_api.dialect import Choice, check_capability, check_ids
+from headrace_http_api.dialect import Choice, EncodedPrompt, check_capability, check_ids
 from headrace_http_api.generation import answer
 from headrace_http_api.ports import ServedModel
 from headrace_http_api.services import ApiServices
@@ -37,12 +37,12 @@ class CompletionDialect:
     def num_chars(self, request: CompletionRequest) -> int:
         return len(request.prompt) if isinstance(request.prompt, str) else 0
 
-    def encode(self, served: ServedModel, request: CompletionRequest) -> Sequence[int]:
+    def encode(self, served: ServedModel, request: CompletionRequest) -> EncodedPrompt:
         check_capability(served, "completions")
         prompt = request.prompt
         ids = served.codec.encode(prompt) if isinstance(prompt, str) else prompt
         check_ids(ids, served, "prompt")
-        return ids
+        return EncodedPrompt(ids)
 
     def choice(self, text: str, finished: Finished) -> Choice:
         return {

@@ -10,7 +10,7 @@ from headrace_http_api.generation_request import GenerationFields
 from headrace_http_api.ports import ServedModel
 from headrace_scheduling.events import Finished, GenerateStats
 
-__all__ = ["Choice", "Dialect", "Envelope", "check_capability", "check_ids", "usage_body"]
+__all__ = ["Choice", "Dialect", "EncodedPrompt", "Envelope", "check_capability", "check_ids", "usage_body"]
 
 RequestT = TypeVar("RequestT", bound=GenerationFields)
 
@@ -38,6 +38,20 @@ class Envelope:
         }
 
 
+@frozen
+class EncodedPrompt:
+    """A prompt as the engine gets it.
+
+    Attributes:
+        stable_boundary: leading tokens that the next turn of the conversation will have too; None if unknown.
+        is_chat: a later prompt may repeat this one with its reply as text, so the reply's ids are remembered.
+    """
+
+    ids: Sequence[int]
+    stable_boundary: int | None = None
+    is_chat: bool = False
+
+
 class Dialect(Protocol[RequestT]):
     """One generating route: how it reads a request and how its answers look.
 
@@ -63,8 +77,8 @@ class Dialect(Protocol[RequestT]):
         """Return how many characters of messages or prompt `encode` will work on at least."""
         ...
 
-    def encode(self, served: ServedModel, request: RequestT) -> Sequence[int]:
-        """Return the prompt's token ids; may run in a worker thread.
+    def encode(self, served: ServedModel, request: RequestT) -> EncodedPrompt:
+        """Return the prompt as token ids; may run in a worker thread.
 
         Raises:
             InvalidRequest: the prompt cannot be built.

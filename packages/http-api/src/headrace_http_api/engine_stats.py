@@ -41,7 +41,12 @@ def model_stats(name: str, counts: GatewayCounts) -> ModelStats:
         num_failed=status.num_failed,
         num_cancelled=status.num_cancelled,
         num_restarts=status.num_restarts,
+        num_cached_tokens=status.num_cached_tokens,
+        num_prefix_hits=status.num_prefix_hits,
+        num_prefix_misses=status.num_prefix_misses,
         kv_bytes=status.kv_bytes,
+        kv_reserved_bytes=status.kv_reserved_bytes,
+        prefix_bytes=status.prefix_bytes,
     )
     if info is None:
         return stats
@@ -52,4 +57,7 @@ def model_stats(name: str, counts: GatewayCounts) -> ModelStats:
         weights_bytes=info.weights_bytes,
         device=info.device,
         representation=info.representation,
+        kv_scheme=info.kv_scheme,
+        kv_budget_bytes=info.kv_budget_bytes,
+        max_prefix_bytes=info.prompt_cache_bytes,
     )

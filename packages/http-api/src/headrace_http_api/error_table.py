@@ -49,12 +49,18 @@ ERROR_RULES: Mapping[str, ErrorRule] = {
     "headrace_scheduling.QueueFull": ErrorRule(429, "rate_limit_error", "queue_full", 1),
     "headrace_scheduling.EngineUnavailable": ErrorRule(503, "server_error", "engine_unavailable", 5),
     "headrace_scheduling.EngineFailed": ErrorRule(500, "server_error", "engine_failed"),
+    "headrace_scheduling.DeadlineExceeded": ErrorRule(504, "server_error", "deadline_exceeded"),
     "headrace_scheduling.ContextOverBudget": ErrorRule(400, _REQUEST, "context_length_exceeded"),
     "headrace_scheduling.RequestRefused": ErrorRule(400, _REQUEST, "request_refused"),
     "headrace_scheduling.GenerationCancelled": ErrorRule(503, "server_error", "generation_cancelled", 1),
     "headrace_sampling.SamplingError": INTERNAL,
     "headrace_sampling.BatchMismatch": INTERNAL,
     "headrace_sampling.InvalidSamplingParams": ErrorRule(400, _REQUEST, "invalid_value"),
+    "headrace_sampling.InvalidGrammar": ErrorRule(400, _REQUEST, "invalid_grammar"),
+    "headrace_sampling.GrammarUnavailable": ErrorRule(400, _REQUEST, "grammar_unavailable"),
+    "headrace_sampling.GrammarFailed": INTERNAL,
+    "headrace_sampling.TokenNotAllowed": INTERNAL,
+    "headrace_sampling.InvalidDrafts": INTERNAL,
 }
 
 

@@ -1,6 +1,7 @@
 """From a request to a running generation, and from a generation to a JSON body or a stream."""
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from collections.abc import Set as AbstractSet
@@ -13,13 +14,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from headrace_http_api.dialect import Dialect, Envelope, usage_body
+from headrace_http_api.dialect import Dialect, EncodedPrompt, Envelope, usage_body
 from headrace_http_api.disconnect import run_until_disconnect
 from headrace_http_api.error_table import reply_to
 from headrace_http_api.errors import ClientDisconnected, InvalidRequest
 from headrace_http_api.generation_request import ACCEPTED_WITHOUT_EFFECT, GenerationFields
 from headrace_http_api.json_body import field_path, parse_object
-from headrace_http_api.middleware import request_id_of
+from headrace_http_api.middleware import request_id_of, tenant_of
 from headrace_http_api.ports import Generation, ServedModel
 from headrace_http_api.services import ApiServices
 from headrace_http_api.sse import DONE, EventStream, compact_json, frame
@@ -30,6 +31,8 @@ from headrace_scheduling.events import Finished
 from headrace_scheduling.requests import GenerateOptions, GenerationRequest, RequestShape
 
 __all__ = ["IGNORED_HEADER", "LONG_PROMPT_BYTES", "answer"]
+
+_logger = logging.getLogger(__name__)
 
 # Above these, encoding and parsing take long enough to delay the streams of others: a worker thread does them. Both
 # count the body's bytes, since tool calls and template variables reach the template like the messages' texts.
@@ -52,6 +55,17 @@ class _Running(Generic[RequestT]):
     request: RequestT
     generation: Generation
     envelope: Envelope
+    served: ServedModel
+    prompt: EncodedPrompt
+
+    async def remember(self, reply_ids: list[int]) -> None:
+        """Let the codec know what the reply was made of. Without it the next turn only computes more."""
+        if not self.prompt.is_chat:
+            return
+        try:
+            await asyncio.to_thread(self.served.codec.remember, [*self.prompt.ids, *reply_ids])
+        except Exception as error:  # noqa: BLE001 - a codec may raise anything, and the reply is whole
+            _logger.warning("a reply's token ids could not be remembered: %s", type(error).__name__)
 
 
 async def answer(http: Request, services: ApiServices, dialect: Dialect[RequestT]) -> ASGIApp:
@@ -66,7 +80,9 @@ async def answer(http: Request, services: ApiServices, dialect: Dialect[RequestT
     headers = _ignored_header(body, type(request), ACCEPTED_WITHOUT_EFFECT | dialect.unsupported.keys())
     resources = AsyncExitStack()
     try:
-        running = await run_until_disconnect(http.receive, _open(services, dialect, request, num_bytes, resources))
+        tenant = tenant_of(http.scope, request.cache_salt)
+        opening = _open(services, dialect, request, num_bytes, resources, tenant)
+        running = await run_until_disconnect(http.receive, opening)
         if not request.stream:
             content = await run_until_disconnect(http.receive, _collect(running, dialect))
             await resources.aclose()
@@ -106,18 +122,25 @@ async def _open(
     request: RequestT,
     num_bytes: int,
     resources: AsyncExitStack,
+    tenant: str | None,
 ) -> _Running[RequestT]:
     """Lease the model, build the prompt, place and submit. What is opened goes into `resources` at once."""
     served = await resources.enter_async_context(services.models.lease(request.model))
     options = _options(request, served)
     _check_num_chars(dialect.num_chars(request), served.config.max_context)
     if dialect.runs_template or num_bytes > LONG_PROMPT_BYTES:
-        ids = tuple(await asyncio.to_thread(dialect.encode, served, request))
+        prompt = await asyncio.to_thread(dialect.encode, served, request)
     else:
-        ids = tuple(dialect.encode(served, request))
-    shape = RequestShape(num_prompt_tokens=len(ids), max_tokens=options.max_tokens, user_seed=request.seed is not None)
-    placement = served.gateway.place(shape)
-    generation = await served.gateway.run(placement, GenerationRequest(prompt_ids=ids, options=options))
+        prompt = dialect.encode(served, request)
+    asked = GenerationRequest(
+        prompt_ids=tuple(prompt.ids),
+        options=options,
+        stable_boundary=prompt.stable_boundary,
+        tenant=tenant,
+        session_id=request.cache_session_id,
+        priority=request.priority,
+    )
+    generation = await served.gateway.run(served.gateway.place(RequestShape.of(asked)), asked)
     await resources.enter_async_context(aclosing(generation))
     envelope = Envelope(
         id=f"{dialect.id_prefix}{uuid.uuid4().hex}",
@@ -125,7 +148,7 @@ async def _open(
         model=served.name,
         system_fingerprint=f"fp_{served.identity[:12]}" if served.identity else None,
     )
-    return _Running(request, generation, envelope)
+    return _Running(request, generation, envelope, served, prompt)
 
 
 def _check_num_chars(num_chars: int, max_context: int) -> None:
@@ -172,8 +195,10 @@ def _sampling(request: GenerationFields, served: ServedModel) -> SamplingParams:
 
 
 async def _collect(running: _Running[RequestT], dialect: Dialect[RequestT]) -> dict[str, object]:
-    text = "".join([delta.text async for delta in running.generation])
+    deltas = [delta async for delta in running.generation]
+    text = "".join(delta.text for delta in deltas)
     finished = running.generation.finished
+    await running.remember([token_id for delta in deltas for token_id in delta.token_ids])
     body = running.envelope.body(dialect.object_name, [dialect.choice(text, finished)])
     return body | {"usage": usage_body(finished.stats)}
 
@@ -185,11 +210,14 @@ async def _frames(
     head = dialect.head_choice()
     if head is not None:
         yield writer.chunk(head)
+    reply_ids: list[int] = []
     try:
         async for delta in running.generation:
+            reply_ids.extend(delta.token_ids)
             if delta.text:
                 yield writer.delta(delta.text)
         finished = running.generation.finished
+        await running.remember(reply_ids)
     except Exception as exc:  # noqa: BLE001 - the response has started, so the table's answer travels as an event
         yield frame(reply_to(exc, request_id).body)
         return

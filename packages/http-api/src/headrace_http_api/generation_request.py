@@ -1,6 +1,6 @@
 """The fields that chat and completions share."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from attrs import frozen
 from cattrs import Converter
@@ -18,7 +18,6 @@ ACCEPTED_WITHOUT_EFFECT = frozenset(
     {
         "metadata",
         "parallel_tool_calls",
-        "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",
@@ -30,6 +29,7 @@ ACCEPTED_WITHOUT_EFFECT = frozenset(
 PositiveInt = Annotated[int, AtLeast(1)]
 StopStrings = tuple[str, ...]
 LogitBias = dict[int, float]
+Priority = Literal["interactive", "batch"]
 
 
 @frozen(kw_only=True)
@@ -55,6 +55,15 @@ class GenerationFields:
     seed: Annotated[int, Between(-(2**63), 2**64 - 1)] | None = None
     stop: StopStrings = ()
     ignore_eos: bool = False
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    cache_salt: str | None = None
+    priority: Priority = "interactive"
+
+    @property
+    def cache_session_id(self) -> str | None:
+        """What names the conversation to the prefix cache."""
+        return self.prompt_cache_key if self.session_id is None else self.session_id
 
     @property
     def requested_max_tokens(self) -> int | None:
@@ -70,6 +79,7 @@ def make_request_converter() -> Converter:
     converter = make_converter()
     converter.register_structure_hook_func(lambda kind: kind == StopStrings, _to_stop)
     converter.register_structure_hook_func(lambda kind: kind == LogitBias, _to_logit_bias)
+    converter.register_structure_hook_func(lambda kind: kind == Priority, _to_priority)
     return converter
 
 
@@ -84,6 +94,12 @@ def _to_stop(value: Any, _kind: type) -> StopStrings:
             subpath = "" if isinstance(value, str) else f"[{index}]"
             raise FieldError(f"is {shown(entry)}; it must be a string that is not empty", subpath=subpath)
     return tuple(entries)
+
+
+def _to_priority(value: Any, _kind: type) -> Priority:
+    if value not in ("interactive", "batch"):
+        raise FieldError(f'is {shown(value)}; it must be "interactive" or "batch"')
+    return value
 
 
 def _to_logit_bias(value: Any, _kind: type) -> LogitBias:

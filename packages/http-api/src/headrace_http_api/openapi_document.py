@@ -11,7 +11,14 @@ from starlette.routing import BaseRoute, Route
 
 from headrace_http_api.chat_request import ROLES, ChatRequest, Messages, TemplateKwargs
 from headrace_http_api.completion_request import CompletionRequest, Prompt
-from headrace_http_api.generation_request import MAX_BIAS, MAX_STOP_STRINGS, LogitBias, StopStrings, StreamOptions
+from headrace_http_api.generation_request import (
+    MAX_BIAS,
+    MAX_STOP_STRINGS,
+    LogitBias,
+    Priority,
+    StopStrings,
+    StreamOptions,
+)
 from headrace_http_api.services import ApiServices
 from headrace_http_api.validation import AtLeast, Between
 
@@ -44,6 +51,7 @@ _SPECIAL: tuple[tuple[Any, Schema], ...] = (
     (float, {"type": "number"}),
     (str, _TEXT),
     (TemplateKwargs, {"type": "object"}),
+    (Priority, {"type": "string", "enum": ["interactive", "batch"]}),
     (Messages, {"type": "array", "minItems": 1, "items": _MESSAGE}),
     (StreamOptions, {"type": "object", "properties": {"include_usage": {"type": "boolean"}}}),
     (

@@ -71,6 +71,10 @@ class ChatCodec(Protocol):
         """
         ...
 
+    def remember(self, token_ids: Sequence[int]) -> None:
+        """Remember a chat's prompt with the ids of its reply, so that the next turn's prompt repeats these very ids."""
+        ...
+
 
 class Generation(Protocol):
     """One running generation: an async iterator of coalesced text deltas, then `finished`."""
@@ -198,10 +202,18 @@ class ModelStats:
     num_failed: int = 0
     num_cancelled: int = 0
     num_restarts: int = 0
+    num_cached_tokens: int = 0
+    num_prefix_hits: int = 0
+    num_prefix_misses: int = 0
     kv_bytes: int = 0
+    kv_budget_bytes: int | None = None
+    kv_reserved_bytes: int = 0
+    prefix_bytes: int = 0
+    max_prefix_bytes: int = 0
     weights_bytes: int = 0
     device: str = ""
     representation: str = ""
+    kv_scheme: str = ""
 
 
 class ModelRegistry(Protocol):

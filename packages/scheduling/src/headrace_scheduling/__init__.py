@@ -2,8 +2,9 @@
 
 Public modules: `library` (`Engine`, for programs without an event loop), `gateway` and `stream` (the asyncio side),
 `thread_port` and `process_port` (the two transports of an engine), `config` (what an engine is built from), `engine`
-(its loop), `scheduler` (which rows run), `runner` (steps on the device), `text` (text and stop strings), `messages`,
-`events`, `requests`, `ports`, `operations`, `restarts`, `trace`, `errors`, `testing` (fakes).
+(its loop), `scheduler` (which rows run), `steps` (what goes between scheduler and runner), `runner` (steps on the
+device), `text` (text and stop strings), `messages`, `events`, `requests`, `ports`, `operations`, `restarts`, `trace`,
+`errors`, `testing` (fakes).
 Importing this root imports no mlx.
 """
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from headrace_scheduling.config import OperationHandler as OperationHandler
     from headrace_scheduling.engine import EngineLoop as EngineLoop
     from headrace_scheduling.errors import ContextOverBudget as ContextOverBudget
+    from headrace_scheduling.errors import DeadlineExceeded as DeadlineExceeded
     from headrace_scheduling.errors import EngineFailed as EngineFailed
     from headrace_scheduling.errors import EngineUnavailable as EngineUnavailable
     from headrace_scheduling.errors import GatewayClosed as GatewayClosed
@@ -48,9 +50,12 @@ if TYPE_CHECKING:
     from headrace_scheduling.messages import Submit as Submit
     from headrace_scheduling.operations import EncodeTexts as EncodeTexts
     from headrace_scheduling.ports import EnginePort as EnginePort
+    from headrace_scheduling.ports import GrammarCompiler as GrammarCompiler
     from headrace_scheduling.ports import LoadedModel as LoadedModel
     from headrace_scheduling.ports import ModelFacts as ModelFacts
     from headrace_scheduling.ports import ModelLoader as ModelLoader
+    from headrace_scheduling.ports import PrefixHit as PrefixHit
+    from headrace_scheduling.ports import PrefixStore as PrefixStore
     from headrace_scheduling.ports import RowContext as RowContext
     from headrace_scheduling.ports import RuntimeModel as RuntimeModel
     from headrace_scheduling.ports import StepRunner as StepRunner
@@ -61,16 +66,21 @@ if TYPE_CHECKING:
     from headrace_scheduling.requests import GenerateOptions as GenerateOptions
     from headrace_scheduling.requests import GenerationPlacement as GenerationPlacement
     from headrace_scheduling.requests import GenerationRequest as GenerationRequest
+    from headrace_scheduling.requests import Priority as Priority
     from headrace_scheduling.requests import RequestShape as RequestShape
     from headrace_scheduling.restarts import RestartPolicy as RestartPolicy
     from headrace_scheduling.runner import MlxStepRunner as MlxStepRunner
     from headrace_scheduling.scheduler import BatchScheduler as BatchScheduler
-    from headrace_scheduling.scheduler import DecodeRow as DecodeRow
-    from headrace_scheduling.scheduler import PrefillSlice as PrefillSlice
-    from headrace_scheduling.scheduler import RowSpec as RowSpec
-    from headrace_scheduling.scheduler import RowTokens as RowTokens
-    from headrace_scheduling.scheduler import Step as Step
-    from headrace_scheduling.scheduler import StepResult as StepResult
+    from headrace_scheduling.steps import CacheTraits as CacheTraits
+    from headrace_scheduling.steps import PrefillSlice as PrefillSlice
+    from headrace_scheduling.steps import RowId as RowId
+    from headrace_scheduling.steps import RowOpening as RowOpening
+    from headrace_scheduling.steps import RowSpec as RowSpec
+    from headrace_scheduling.steps import RowTokens as RowTokens
+    from headrace_scheduling.steps import SharedPrefix as SharedPrefix
+    from headrace_scheduling.steps import Snapshot as Snapshot
+    from headrace_scheduling.steps import Step as Step
+    from headrace_scheduling.steps import StepResult as StepResult
     from headrace_scheduling.stream import GenerationStream as GenerationStream
     from headrace_scheduling.text import TextStream as TextStream
     from headrace_scheduling.thread_port import ThreadEnginePort as ThreadEnginePort
@@ -78,10 +88,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchScheduler",
+    "CacheTraits",
     "Cancel",
     "Cancelled",
     "ContextOverBudget",
-    "DecodeRow",
+    "DeadlineExceeded",
     "Drain",
     "EncodeTexts",
     "Engine",
@@ -108,6 +119,7 @@ __all__ = [
     "GenerationRequest",
     "GenerationResult",
     "GenerationStream",
+    "GrammarCompiler",
     "LoadedModel",
     "MlxStepRunner",
     "ModelFacts",
@@ -116,7 +128,10 @@ __all__ = [
     "OperationResult",
     "Prefetch",
     "PrefillSlice",
+    "PrefixHit",
+    "PrefixStore",
     "Prepare",
+    "Priority",
     "ProcessEnginePort",
     "PromptResponseTrace",
     "QueueFull",
@@ -126,10 +141,14 @@ __all__ = [
     "RowContext",
     "RowEnd",
     "RowEvents",
+    "RowId",
+    "RowOpening",
     "RowSpec",
     "RowTokens",
     "RuntimeModel",
     "SchedulingError",
+    "SharedPrefix",
+    "Snapshot",
     "Step",
     "StepEvents",
     "StepResult",
@@ -145,10 +164,11 @@ __all__ = [
 
 _MODULES = {
     "BatchScheduler": "scheduler",
+    "CacheTraits": "steps",
     "Cancel": "messages",
     "Cancelled": "events",
     "ContextOverBudget": "errors",
-    "DecodeRow": "scheduler",
+    "DeadlineExceeded": "errors",
     "Drain": "messages",
     "EncodeTexts": "operations",
     "Engine": "library",
@@ -175,6 +195,7 @@ _MODULES = {
     "GenerationRequest": "requests",
     "GenerationResult": "library",
     "GenerationStream": "stream",
+    "GrammarCompiler": "ports",
     "LoadedModel": "ports",
     "MlxStepRunner": "runner",
     "ModelFacts": "ports",
@@ -182,8 +203,11 @@ _MODULES = {
     "OperationHandler": "config",
     "OperationResult": "messages",
     "Prefetch": "messages",
-    "PrefillSlice": "scheduler",
+    "PrefillSlice": "steps",
+    "PrefixHit": "ports",
+    "PrefixStore": "ports",
     "Prepare": "messages",
+    "Priority": "requests",
     "ProcessEnginePort": "process_port",
     "PromptResponseTrace": "trace",
     "QueueFull": "errors",
@@ -193,13 +217,17 @@ _MODULES = {
     "RowContext": "ports",
     "RowEnd": "events",
     "RowEvents": "messages",
-    "RowSpec": "scheduler",
-    "RowTokens": "scheduler",
+    "RowId": "steps",
+    "RowOpening": "steps",
+    "RowSpec": "steps",
+    "RowTokens": "steps",
     "RuntimeModel": "ports",
     "SchedulingError": "errors",
-    "Step": "scheduler",
+    "SharedPrefix": "steps",
+    "Snapshot": "steps",
+    "Step": "steps",
     "StepEvents": "messages",
-    "StepResult": "scheduler",
+    "StepResult": "steps",
     "StepRunner": "ports",
     "Stop": "messages",
     "Submit": "messages",

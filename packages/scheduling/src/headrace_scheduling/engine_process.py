@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from headrace_scheduling.engine import load_engine
+from headrace_scheduling.assembly import load_engine
 from headrace_scheduling.faults import log_fault, summarize
 from headrace_scheduling.inbox import Inbox
 from headrace_scheduling.messages import EngineStatus, OperationResult, StepEvents

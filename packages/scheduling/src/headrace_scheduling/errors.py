@@ -6,6 +6,7 @@ SchedulingError(Exception)
 ├── EngineUnavailable    server: the engine is loading or restarting; try again later
 ├── EngineFailed         server: the engine died or a forward step raised while this request ran
 ├── ContextOverBudget    caller: the prompt can never fit (ValueError)
+├── DeadlineExceeded     caller: the request's own time was over before it ended
 ├── RequestRefused       caller: the engine cannot serve this request as asked (ValueError)
 └── GenerationCancelled  caller: the stream was closed or the task cancelled
 """
@@ -20,15 +21,7 @@ class GatewayClosed(SchedulingError):
 
 
 class QueueFull(SchedulingError):
-    """The limit of outstanding requests is reached.
-
-    Attributes:
-        limit: how many requests may be outstanding at once.
-    """
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} requests are outstanding, which is the limit; try again later")
-        self.limit = limit
+    """Too much is outstanding or waiting; the same request may be sent again later."""
 
 
 class EngineUnavailable(SchedulingError):
@@ -49,6 +42,10 @@ class ContextOverBudget(SchedulingError, ValueError):
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.max_context = max_context
+
+
+class DeadlineExceeded(SchedulingError):
+    """The request's own time limit passed before it ended."""
 
 
 class RequestRefused(SchedulingError, ValueError):

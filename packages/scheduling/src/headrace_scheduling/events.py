@@ -1,11 +1,16 @@
 """What a generation yields: text deltas, then exactly one end."""
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
 
 from attrs import frozen
 
+if TYPE_CHECKING:
+    from headrace_sampling import TokenLogprobs
+
 FinishReason = Literal["stop", "length"]
-FailureCode = Literal["engine_failed", "request_failed", "context_over_budget"]
+FailureCode = Literal["engine_failed", "request_failed", "context_over_budget", "queue_full", "deadline_exceeded"]
 
 
 @frozen
@@ -13,10 +18,24 @@ class TextDelta:
     """Text that is final, and the ids of the tokens consumed since the last delta.
 
     Text may lag behind the tokens (a character or a possible stop string is held back), so either may be empty.
+
+    Attributes:
+        logprobs: one per token id if the request asked for log-probabilities, else empty.
+        choice: which of the request's choices this belongs to.
     """
 
     text: str
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    choice: int = 0
+
+    def joined(self, later: TextDelta | None) -> TextDelta:
+        """Return this delta followed by a later one of the same choice."""
+        if later is None:
+            return self
+        return TextDelta(
+            self.text + later.text, self.token_ids + later.token_ids, self.logprobs + later.logprobs, self.choice
+        )
 
 
 @frozen(kw_only=True)
@@ -58,11 +77,13 @@ class Finished:
 
     Attributes:
         stop_string: the stop string that matched, if one did.
+        cumulative_logprob: sum over the sampled tokens, a final EOS included; None without log-probabilities.
     """
 
     reason: FinishReason
     stats: GenerateStats
     stop_string: str | None = None
+    cumulative_logprob: float | None = None
 
 
 @frozen(kw_only=True)

@@ -100,7 +100,7 @@ class GenerationGateway:
             RequestRefused: the prompt is empty.
         """
         self._require_open()
-        return place(self._require_ready(), shape)
+        return place(self._require_ready(), shape, issuer=self)
 
     async def run(
         self,
@@ -115,22 +115,31 @@ class GenerationGateway:
             GatewayClosed: nothing is admitted any more.
             QueueFull: too many generations are outstanding.
             EngineUnavailable: the engine cannot take it now.
-            RequestRefused: the placement was made for another prompt length.
+            RequestRefused: the placement was made by another gateway, or for another request.
         """
         self._require_open()
-        num_prompt_tokens = placement.shape.num_prompt_tokens
-        if len(request.prompt_ids) != num_prompt_tokens:
+        if placement.issuer is not self:
+            raise RequestRefused("the placement was made by another gateway; place the request here")
+        shape = placement.shape
+        asked, placed = (
+            (len(request.prompt_ids), request.options.num_choices),
+            (shape.num_prompt_tokens, shape.num_choices),
+        )
+        if asked != placed:
             raise RequestRefused(
-                f"the prompt has {len(request.prompt_ids)} tokens, its placement {num_prompt_tokens}; place it again"
+                f"the request has {asked[0]} prompt tokens and {asked[1]} choices, its placement {placed[0]} and "
+                f"{placed[1]}; place it again"
             )
         if len(self._streams) >= self._max_outstanding:
-            raise QueueFull(self._max_outstanding)
+            raise QueueFull(f"{self._max_outstanding} requests are outstanding, which is the limit; try again later")
         request_id = next(self._ids)
         is_serial = placement.mechanism == "serial"
         self._port.send(
             Submit(request_id=request_id, request=request, max_tokens=placement.max_tokens, serial=is_serial)
         )
-        stream = self._streams[request_id] = GenerationStream(request_id, self._cancel, trace)
+        num_choices = request.options.num_choices
+        stream = GenerationStream(request_id, self._cancel, trace, num_choices=num_choices)
+        self._streams[request_id] = stream
         return stream
 
     async def run_exclusive(self, operation: object) -> object:
@@ -200,9 +209,11 @@ class GenerationGateway:
 
     def _deliver(self, events: StepEvents) -> None:
         for row in events.rows:
-            stream = self._streams.get(row.request_id) if row.end is None else self._streams.pop(row.request_id, None)
+            stream = self._streams.get(row.request_id)
             if stream is not None:
                 stream.feed(row)
+                if stream.is_ended:
+                    del self._streams[row.request_id]
         for result in events.operations:
             self._settle(result)
         if not self._changed.is_set():

@@ -21,6 +21,7 @@ from headrace_scheduling.messages import (
     StepEvents,
     Submit,
 )
+from headrace_scheduling.steps import RowId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from headrace_scheduling.events import RowEnd
 
 _TOTALS = ("num_steps", "num_prompt_tokens", "num_generated_tokens", "num_submitted", "num_finished", "num_failed",
-           "num_cancelled")  # fmt: skip
+           "num_cancelled", "num_cached_tokens", "num_prefix_hits", "num_prefix_misses")  # fmt: skip
 
 
 class PortLedger:
@@ -43,7 +44,7 @@ class PortLedger:
         self._status = EngineStatus(state="loading")
         self._earlier: EngineStatus | None = None
         self._info: EngineInfo | None = None
-        self._requests: set[int] = set()
+        self._requests: set[RowId] = set()
         self._operations: set[int] = set()
         self._is_final = False
 
@@ -81,7 +82,8 @@ class PortLedger:
                 if self._status.state != "ready":
                     raise EngineUnavailable(_why_not(self._status))
                 if isinstance(message, Submit):
-                    self._requests.add(message.request_id)
+                    choices = range(message.request.options.num_choices)
+                    self._requests.update(RowId(message.request_id, choice) for choice in choices)
                 else:
                     self._operations.add(message.operation_id)
             elif isinstance(message, Drain) and self._status.state == "ready":
@@ -100,7 +102,9 @@ class PortLedger:
             self._status = status
             if events.info is not None:
                 self._info = events.info
-            self._requests.difference_update(row.request_id for row in events.rows if row.end is not None)
+            self._requests.difference_update(
+                RowId(row.request_id, row.choice) for row in events.rows if row.end is not None
+            )
             self._operations.difference_update(result.operation_id for result in events.operations)
         self._emit(events if status is events.status else evolve(events, status=status))
 
@@ -115,7 +119,7 @@ class PortLedger:
             self._earlier = evolve(self._settle(len(requests), end), num_restarts=status.num_restarts)
             self._status = status = self._add_earlier(status)
         error = status.detail or f"the engine is {status.state}"
-        rows = tuple(RowEvents(request_id=request_id, end=end) for request_id in sorted(requests))
+        rows = tuple(RowEvents(request_id=each.request_id, choice=each.choice, end=end) for each in sorted(requests))
         results = tuple(OperationResult(operation_id=each, error=error) for each in sorted(operations))
         self._emit(StepEvents(status=status, rows=rows, operations=results))
 

@@ -8,29 +8,40 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from attrs import evolve, frozen
 
-from headrace_scheduling.config import EngineConfig, OperationHandler
-from headrace_scheduling.errors import EngineFailed, EngineUnavailable, GenerationCancelled, RequestRefused
-from headrace_scheduling.events import Failed, Finished
+from headrace_scheduling.config import DEFAULT_PROMPT_CACHE_BYTES, EngineConfig, OperationHandler
+from headrace_scheduling.errors import EngineFailed, EngineUnavailable
+from headrace_scheduling.events import Finished
 from headrace_scheduling.messages import Cancel, EngineInfo, EngineStatus, OperationResult, Prepare, StepEvents, Submit
 from headrace_scheduling.operations import EncodeTexts, encode_texts
 from headrace_scheduling.placement import place
 from headrace_scheduling.requests import GenerateOptions, GenerationRequest, RequestShape
+from headrace_scheduling.steps import RowId
+from headrace_scheduling.stream import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
+    from headrace_kvcache import KVScheme
+    from headrace_sampling import TokenLogprobs
     from headrace_scheduling.messages import RowEvents
     from headrace_scheduling.ports import EnginePort, ModelLoader
 
 
 @frozen(kw_only=True)
 class GenerationResult:
-    """One finished generation; a final EOS is neither in the text nor in the ids."""
+    """One finished generation; a final EOS is neither in the text nor in the ids.
+
+    Attributes:
+        logprobs: one per token id, if the options ask for log-probabilities.
+        choice: which of a prompt's choices it is.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finished: Finished
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    choice: int = 0
 
 
 class Engine:
@@ -40,7 +51,7 @@ class Engine:
         self._port = port
         self._ids = itertools.count(1)
         self._changed = threading.Condition()
-        self._rows: dict[int, list[RowEvents]] = {}
+        self._rows: dict[RowId, list[RowEvents]] = {}
         self._results: dict[int, OperationResult] = {}
 
     @classmethod
@@ -52,6 +63,9 @@ class Engine:
         max_rows: int = 8,
         max_context: int | None = None,
         prefill_chunk: int = 512,
+        kv_scheme: KVScheme | None = None,
+        kv_budget_bytes: int | None = None,
+        prompt_cache_bytes: int = DEFAULT_PROMPT_CACHE_BYTES,
         handlers: Mapping[type, OperationHandler] | None = None,
     ) -> Self:
         """Load a model and return its engine, ready.
@@ -62,6 +76,9 @@ class Engine:
             max_rows: most rows that run at once.
             max_context: most positions of a row; None takes the model's own limit.
             prefill_chunk: most prompt tokens of one step.
+            kv_scheme: how keys and values are stored; None keeps them as they come.
+            kv_budget_bytes: most bytes of the rows' slots; None for no limit.
+            prompt_cache_bytes: most bytes of stored prefixes; 0 stores none.
             handlers: operation type -> handler, for `Exclusive` and `Prepare` messages.
 
         Raises:
@@ -72,6 +89,9 @@ class Engine:
             max_rows=max_rows,
             max_context=max_context,
             prefill_chunk=prefill_chunk,
+            kv_scheme=kv_scheme,
+            kv_budget_bytes=kv_budget_bytes,
+            prompt_cache_bytes=prompt_cache_bytes,
             handlers=handlers or {},
         )
         return cls.open_config(config, transport=transport)
@@ -106,6 +126,8 @@ class Engine:
     ) -> list[GenerationResult]:
         """Generate for every prompt, batched, and return the results in the order of the prompts.
 
+        With `options.num_choices` above 1 each prompt has that many results, one after the other.
+
         Args:
             prompts: texts, which are encoded as they are without a chat template, or token ids.
             options: for all prompts.
@@ -114,25 +136,46 @@ class Engine:
             EngineUnavailable: the engine is not ready.
             ContextOverBudget: a prompt does not fit; nothing was submitted.
             RequestRefused: a prompt is empty, or the text of a row could not be made.
+            QueueFull: there are more prompts than rows that may wait.
             EngineFailed: the engine failed.
         """
         options = GenerateOptions() if options is None else options
+        return [
+            result for results in self.generate_each([(prompt, options) for prompt in prompts]) for result in results
+        ]
+
+    def generate_each(
+        self, requests: Sequence[tuple[str | Sequence[int], GenerateOptions]]
+    ) -> list[list[GenerationResult]]:
+        """Generate for prompts with options of their own, all in one batch; return the choices of each prompt.
+
+        Raises:
+            as `generate`.
+        """
         info = self.info
-        encoded = self._encode(prompts)
-        shapes = [RequestShape(num_prompt_tokens=len(ids), max_tokens=options.max_tokens) for ids in encoded]
-        placements = [place(info, shape) for shape in shapes]
-        request_ids = [next(self._ids) for _ in encoded]
-        self._rows.update({request_id: [] for request_id in request_ids})
+        encoded = self._encode([prompt for prompt, _ in requests])
+        asked = [
+            GenerationRequest(prompt_ids=prompt_ids, options=options)
+            for prompt_ids, (_, options) in zip(encoded, requests, strict=True)
+        ]
+        placements = [place(info, RequestShape.of(request)) for request in asked]
+        rows = [
+            [RowId(request_id, choice) for choice in range(request.options.num_choices)]
+            for request in asked
+            for request_id in [next(self._ids)]
+        ]
+        row_ids = [row_id for choices in rows for row_id in choices]
+        self._rows.update({row_id: [] for row_id in row_ids})
         try:
-            for request_id, prompt_ids, placement in zip(request_ids, encoded, placements, strict=True):
-                request = GenerationRequest(prompt_ids=prompt_ids, options=options)
+            for choices, request, placement in zip(rows, asked, placements, strict=True):
                 is_serial = placement.mechanism == "serial"
+                request_id = choices[0].request_id
                 self._port.send(
                     Submit(request_id=request_id, request=request, max_tokens=placement.max_tokens, serial=is_serial)
                 )
-            return [self._wait_result(request_id) for request_id in request_ids]
+            return [[self._wait_result(row_id) for row_id in choices] for choices in rows]
         finally:
-            self._forget(request_ids)
+            self._forget(row_ids)
 
     def close(self) -> None:
         """Stop the engine and free the model. Idempotent."""
@@ -158,8 +201,9 @@ class Engine:
     def _on_events(self, events: StepEvents) -> None:
         with self._changed:
             for row in events.rows:
-                if row.request_id in self._rows:
-                    self._rows[row.request_id].append(row)
+                events_of_row = self._rows.get(RowId(row.request_id, row.choice))
+                if events_of_row is not None:
+                    events_of_row.append(row)
             for result in events.operations:
                 self._results[result.operation_id] = result
             self._changed.notify_all()
@@ -178,28 +222,33 @@ class Engine:
         encoded = iter(result.value)
         return [next(encoded) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
 
-    def _wait_result(self, request_id: int) -> GenerationResult:
-        rows = self._rows[request_id]
+    def _wait_result(self, row_id: RowId) -> GenerationResult:
+        rows = self._rows[row_id]
         with self._changed:
             self._changed.wait_for(lambda: bool(rows) and rows[-1].end is not None)
         end = rows[-1].end
-        if isinstance(end, Failed):
-            raise EngineFailed(end.message) if end.code == "engine_failed" else RequestRefused(end.message)
-        if not isinstance(end, Finished):
-            raise GenerationCancelled("the engine was stopped while this request ran")
+        assert end is not None
+        error = error_of(end)
+        if error is not None or not isinstance(end, Finished):
+            raise error or EngineFailed("the generation ended without a reason")
         deltas = [row.delta for row in rows if row.delta is not None]
         return GenerationResult(
             text="".join(delta.text for delta in deltas),
             token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
             finished=end,
+            logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
+            choice=row_id.choice,
         )
 
-    def _forget(self, request_ids: Sequence[int]) -> None:
-        """Stop listening; rows that still run are cancelled."""
-        for request_id in request_ids:
-            rows = self._rows.pop(request_id)
+    def _forget(self, row_ids: Sequence[RowId]) -> None:
+        """Stop listening; requests that still run are cancelled."""
+        running: set[int] = set()
+        for row_id in row_ids:
+            rows = self._rows.pop(row_id)
             if not rows or rows[-1].end is None:
-                self._port.send(Cancel(request_id))
+                running.add(row_id.request_id)
+        for request_id in running:
+            self._port.send(Cancel(request_id))
 
 
 def _make_port(config: EngineConfig, transport: Literal["thread", "process"]) -> EnginePort:

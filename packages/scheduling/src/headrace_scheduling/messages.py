@@ -81,6 +81,11 @@ class EngineInfo:
         representation: how the weights are held, such as `float32` or `4-bit, group 32`.
         identity: of artifact, tokenizer and implementation.
         pid: the process that holds the model.
+        kv_scheme: how keys and values are stored, see `KVScheme.key`.
+        serial_reasons: codes of what makes every request of this engine run alone; empty if rows share steps.
+        prompt_cache_bytes: most bytes of stored prefixes; 0 if prefixes are not kept.
+        kv_budget_bytes: most bytes of slots; None if they are not limited.
+        has_grammar: whether requests may carry a grammar.
     """
 
     vocab_size: int
@@ -92,6 +97,11 @@ class EngineInfo:
     representation: str
     identity: str
     pid: int
+    kv_scheme: str = "unquantized"
+    serial_reasons: tuple[str, ...] = ()
+    prompt_cache_bytes: int = 0
+    kv_budget_bytes: int | None = None
+    has_grammar: bool = False
 
 
 @frozen(kw_only=True)
@@ -100,8 +110,13 @@ class EngineStatus:
 
     Attributes:
         num_steps, num_prompt_tokens, num_generated_tokens, num_submitted, num_finished, num_failed,
-            num_cancelled: totals since the port was started; they go on growing when an engine is restarted.
+            num_cancelled: totals since the port was started; they go on growing when an engine is restarted. The
+            four of requests count choices, each of which ends by itself.
+        num_cached_tokens: total of prompt tokens that were not computed because a stored prefix held them.
+        num_prefix_hits, num_prefix_misses: totals of rows that did, and did not, begin with a stored prefix.
         kv_bytes: bytes of slot buffers allocated now.
+        kv_reserved_bytes: bytes of the KV budget that rows hold now; 0 without a budget.
+        prefix_bytes: bytes of stored prefixes now.
         detail: why the state is what it is, for people; empty when ready.
     """
 
@@ -115,16 +130,22 @@ class EngineStatus:
     num_finished: int = 0
     num_failed: int = 0
     num_cancelled: int = 0
+    num_cached_tokens: int = 0
+    num_prefix_hits: int = 0
+    num_prefix_misses: int = 0
     kv_bytes: int = 0
+    kv_reserved_bytes: int = 0
+    prefix_bytes: int = 0
     num_restarts: int = 0
     detail: str = ""
 
 
 @frozen(kw_only=True)
 class RowEvents:
-    """What one row did in a step. `end` comes exactly once per submitted request, in its last event."""
+    """What one row did in a step. `end` comes exactly once per choice of a submitted request, in its last event."""
 
     request_id: int
+    choice: int = 0
     admitted: bool = False
     delta: TextDelta | None = None
     end: RowEnd | None = None

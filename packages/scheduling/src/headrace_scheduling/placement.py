@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from headrace_scheduling.messages import EngineInfo
 
 
-def place(info: EngineInfo, shape: RequestShape) -> GenerationPlacement:
+def place(info: EngineInfo, shape: RequestShape, *, issuer: object = None) -> GenerationPlacement:
     """Place a request on a loaded engine.
+
+    Args:
+        issuer: who will run it.
 
     Raises:
         RequestRefused: the prompt is empty.
@@ -23,10 +26,14 @@ def place(info: EngineInfo, shape: RequestShape) -> GenerationPlacement:
     remainder = info.max_context - shape.num_prompt_tokens
     if remainder < 1:
         raise ContextOverBudget(shape.num_prompt_tokens, info.max_context)
-    is_serial = info.max_rows == 1
+    has_store = info.prompt_cache_bytes > 0 and shape.caches_prefix
+    # The same prompt ids may stand for different media.
+    is_identified = not (shape.has_vision or shape.has_adapters) or shape.has_prepared_prefix_identity
+    reasons = info.serial_reasons if is_identified else (*info.serial_reasons, "media-without-identity")
     return GenerationPlacement(
         shape=shape,
-        mechanism="serial" if is_serial else "continuous",
-        plan=ExecutionPlan(reasons=("max_rows_is_1",) if is_serial else ()),
+        mechanism="serial" if info.serial_reasons else "continuous",
+        plan=ExecutionPlan(prompt_cache=has_store and is_identified, reasons=reasons),
         max_tokens=remainder if shape.max_tokens is None else min(shape.max_tokens, remainder),
+        issuer=issuer,
     )

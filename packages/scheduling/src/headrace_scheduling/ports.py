@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from headrace_kvcache import PrefixNamespace
+    from headrace_sampling import GrammarState
     from headrace_scheduling.messages import EngineInfo, EngineMessage, EngineStatus, StepEvents
-    from headrace_scheduling.scheduler import Step, StepResult
+    from headrace_scheduling.steps import CacheTraits, RowId, RowOpening, SharedPrefix, Snapshot, Step, StepResult
 
 
 class ModelFacts(Protocol):
@@ -108,6 +110,9 @@ class LoadedModel(Protocol):
     def representation(self) -> str: ...
 
 
+GrammarCompiler = Callable[[LoadedModel, Any], "GrammarState"]
+"""Compiles what a request's `grammar` says for a loaded model; called on a worker thread of the engine."""
+
 ModelLoader = Callable[[], LoadedModel]
 """Picklable; called once on the engine's thread, because a lazy array belongs to the thread that made it."""
 
@@ -115,11 +120,20 @@ ModelLoader = Callable[[], LoadedModel]
 class StepRunner(Protocol):
     """Runs steps on the device. `dispatch` only enqueues; `collect` reads the tokens of the oldest dispatched step.
 
-    At most two steps are in flight, so that the device works on step n+1 while the host reads step n.
+    At most two steps are in flight, so that the device works on step n+1 while the host reads step n. Before a step
+    with openings or snapshots is dispatched, `seat` and `copy` were called for each of them.
     """
 
+    def seat(self, opening: RowOpening) -> None:
+        """Give a row a slot, with a copy of what it begins with. Raises if that row cannot be seated; others can."""
+        ...
+
+    def copy(self, snapshot: Snapshot) -> SharedPrefix:
+        """Copy a row's first positions, those of dispatched steps included; it shares nothing with the slot."""
+        ...
+
     def dispatch(self, step: Step) -> None:
-        """Build and enqueue a step."""
+        """Build and enqueue a step's forwards."""
         ...
 
     def collect(self) -> StepResult:
@@ -129,8 +143,22 @@ class StepRunner(Protocol):
     @property
     def num_in_flight(self) -> int: ...
 
-    def release(self, slot: int) -> None:
-        """Free a slot. The row may still be in a dispatched step; its writes there are harmless."""
+    @property
+    def traits(self) -> CacheTraits:
+        """What the model's slots can do."""
+        ...
+
+    @property
+    def serial_reasons(self) -> tuple[str, ...]:
+        """Codes of what forbids that rows share steps; empty if they do."""
+        ...
+
+    def slot_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of a slot for so many positions."""
+        ...
+
+    def release(self, row_id: RowId) -> None:
+        """Free a row's slot. The row may still be in a dispatched step; its writes there are harmless."""
         ...
 
     def reset(self) -> None:
@@ -140,6 +168,48 @@ class StepRunner(Protocol):
     @property
     def kv_bytes(self) -> int:
         """Bytes of slot buffers allocated now."""
+        ...
+
+
+class PrefixHit(Protocol):
+    """A stored prefix: `headrace_kvcache.PrefixHit`."""
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def caches(self) -> Sequence[Any]: ...
+    def release(self) -> None:
+        """Unpin what the caches share with the store."""
+        ...
+
+
+class PrefixStore(Protocol):
+    """Stored prefixes of prompts: `headrace_kvcache.PrefixCache`, or a fake. Used on the engine's thread."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        ...
+
+    def peek(self, tokens: Sequence[int], *, namespace: PrefixNamespace | None) -> int:
+        """Return how many tokens `take` would give; no side effects."""
+        ...
+
+    def take(
+        self, tokens: Sequence[int], *, namespace: PrefixNamespace | None, session_id: str | None = None
+    ) -> PrefixHit | None:
+        """Return the longest stored prefix, never all of `tokens`; it stays stored."""
+        ...
+
+    def put(
+        self,
+        tokens: Sequence[int],
+        caches: Sequence[Any],
+        *,
+        namespace: PrefixNamespace | None,
+        session_id: str | None = None,
+    ) -> bool:
+        """Store caches that hold exactly `tokens`; whether they were kept."""
         ...
 
 

@@ -6,28 +6,44 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
-from attrs import define
+from attrs import define, field
 
-from headrace_kvcache import make_row_batch
 from headrace_sampling import BatchSampler, RowSampling, create_row_sampling, make_step_sampler
-from headrace_scheduling.scheduler import PrefillSlice, RowOpening, Step, StepResult
+from headrace_scheduling.packs import pack_slices
+from headrace_scheduling.row_grammar import RowGrammar, advance
+from headrace_scheduling.seats import Seats, make_seats, measure_cache_spec
+from headrace_scheduling.steps import SharedPrefix, Step, StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headrace_kvcache import CacheSpec
+    from headrace_sampling import TokenLogprobs
+    from headrace_sampling.logprobs import StepLogprobs
     from headrace_scheduling.config import EngineConfig
     from headrace_scheduling.ports import LoadedModel, RowContext, RuntimeModel
+    from headrace_scheduling.steps import CacheTraits, PrefillSlice, RowId, RowOpening, Snapshot
 
 _CLEAR_EVERY_STEPS = 256
 
 
-@define
+@define(eq=False)
 class _Row:
+    row_id: RowId
+    slot: int
     sampling: RowSampling
     context: RowContext | None
+    grammar: RowGrammar | None = None
+    logprobs: list[TokenLogprobs] = field(factory=list)
     # Where the row's last sampled token is: an array of a step's tokens, and the row's index in it.
     tokens: mx.array | None = None
     index: int = 0
+
+    def keep_logprobs(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Take what the sampling captured of an emitted token."""
+        del token_id
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
 
 
 @define
@@ -35,17 +51,22 @@ class _Flight:
     """A step that was built.
 
     Attributes:
-        request_ids, rows, hidden: the rows that sample, and their last hidden positions `(B, 1, D)` in parts.
+        rows, hidden: the rows that sample, and their last hidden positions `(B, 1, D)` in parts.
         prefilled: hidden positions that are only computed.
         tokens: `(B,) int32`, once the step is launched and if any row samples.
+        logprobs: of the rows that ask.
     """
 
-    request_ids: tuple[int, ...]
     rows: list[_Row]
     hidden: list[mx.array]
     prefilled: list[mx.array]
     tokens: mx.array | None = None
+    logprobs: StepLogprobs | None = None
     is_launched: bool = False
+
+    @property
+    def has_grammar(self) -> bool:
+        return any(row.grammar is not None for row in self.rows)
 
 
 class MlxStepRunner:
@@ -54,22 +75,22 @@ class MlxStepRunner:
     A step samples its decode rows and the rows whose prompt ends, in one call and in this order.
 
     Args:
-        model: its `make_cache()` says which kind of slot each layer gets.
-        max_rows: slots.
+        model: runs the forwards.
+        seats: the slots that rows live in.
         launches_early: whether to enqueue a step while the one before it is unread. That keeps a GPU busy. On the CPU
             enqueueing waits for most of the work, so there the step is only built, and enqueued after the read.
             None decides by the default device.
     """
 
-    def __init__(self, model: RuntimeModel, *, max_rows: int, launches_early: bool | None = None) -> None:
+    def __init__(self, model: RuntimeModel, seats: Seats, *, launches_early: bool | None = None) -> None:
         self._model = model
-        self._max_rows = max_rows
+        self._seats = seats
         self._vocab_size = model.config.vocab_size
         self._launches_early = mx.default_device() == mx.Device(mx.gpu) if launches_early is None else launches_early
         self._sampler = BatchSampler()
+        self._spec: CacheSpec | None = None
         self._num_steps = 0
-        self._batch = make_row_batch(model.make_cache(), max_rows=max_rows)
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[RowId, _Row] = {}
         self._flights: deque[_Flight] = deque()
 
     @property
@@ -78,26 +99,79 @@ class MlxStepRunner:
 
     @property
     def kv_bytes(self) -> int:
-        return self._batch.nbytes
+        return self._seats.batch.nbytes
+
+    @property
+    def traits(self) -> CacheTraits:
+        return self._seats.traits
+
+    @property
+    def serial_reasons(self) -> tuple[str, ...]:
+        return self._seats.serial_reasons
+
+    def slot_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of a slot for so many positions; the first call puts one token through the model."""
+        if self._spec is None:
+            self._spec = measure_cache_spec(self._model)
+        return self._seats.scheme.bytes_at(self._spec, num_tokens)
+
+    # ---- rows ------------------------------------------------------------------------------------------------
+
+    def seat(self, opening: RowOpening) -> None:
+        """Give a row a slot, with what it begins with."""
+        grammar = None if opening.grammar is None else RowGrammar(opening.grammar, self._vocab_size)
+        sampler = make_step_sampler(
+            opening.sampling,
+            vocab_size=self._vocab_size,
+            choice=opening.row_id.choice,
+            initial_history=opening.prompt_ids,
+            eos_token_ids=opening.eos_token_ids,
+            mask=grammar,
+        )
+        context = self._model.row_context()
+        slot = self._seats.join(opening.num_tokens, opening.prefix)
+        row = _Row(opening.row_id, slot, create_row_sampling(sampler), context, grammar)
+        if sampler.captures_logprobs:
+            row.sampling.on_token = row.keep_logprobs
+        self._rows[opening.row_id] = row
+
+    def release(self, row_id: RowId) -> None:
+        """Free a row's slot."""
+        row = self._rows.pop(row_id, None)
+        if row is not None:
+            self._seats.batch.leave(row.slot)
+
+    def copy(self, snapshot: Snapshot) -> SharedPrefix:
+        """Copy a row's first positions out of its slot."""
+        self._launch_built()
+        row = self._rows[snapshot.row_id]
+        caches = self._seats.copy(row.slot, snapshot.num_tokens)
+        return SharedPrefix(num_tokens=snapshot.num_tokens, caches=caches, is_converted=snapshot.is_converted)
+
+    def reset(self) -> None:
+        """Drop every row, buffer and step."""
+        self._flights.clear()
+        self._rows.clear()
+        self._seats.reset()
+        mx.clear_cache()
+
+    # ---- steps -----------------------------------------------------------------------------------------------
 
     def dispatch(self, step: Step) -> None:
         """Build a step, and enqueue it as far as the device allows."""
         self._launch_built()
-        hidden: list[mx.array] = []
-        prefilled: list[mx.array] = []
+        flight = _Flight([], [], [])
         if step.decodes:
-            hidden.append(self._forward_decodes(tuple(row.slot for row in step.decodes)))
-        # A view names its rows in ascending order of slot.
-        parts = sorted(step.prefills, key=_slot_of)
-        ending = [part for part in parts if part.is_last]
-        if parts:
-            last_hidden = self._forward_slices(parts)
-            (hidden if ending else prefilled).append(last_hidden)
-        sampled = (*step.decodes, *ending)
-        rows = [self._rows[row.slot] for row in sampled]
-        self._flights.append(_Flight(tuple(row.request_id for row in sampled), rows, hidden, prefilled))
-        if self._launches_early or len(self._flights) == 1:
-            self._launch(self._flights[-1])
+            # A view names its rows in ascending order of slot.
+            flight.rows = sorted((self._rows[row_id] for row_id in step.decodes), key=_slot_of)
+            flight.hidden.append(self._forward(self._last_tokens(flight.rows)[:, None], flight.rows))
+        for pack in pack_slices(step.prefills):
+            self._prefill(pack, flight)
+        self._flights.append(flight)
+        if len(self._flights) == 1:
+            self._launch(flight)
+        elif self._launches_early:
+            self._launch_early(flight)
         self._clear_buffers(had_prefill=bool(step.prefills))
 
     def collect(self) -> StepResult:
@@ -108,65 +182,59 @@ class MlxStepRunner:
             mx.eval(flight.prefilled)
             return StepResult({})
         values: list[int] = flight.tokens.tolist()  # pyright: ignore[reportAssignmentType]
-        return StepResult({request_id: (value,) for request_id, value in zip(flight.request_ids, values, strict=True)})
+        tokens = {row.row_id: (value,) for row, value in zip(flight.rows, values, strict=True)}
+        return StepResult(
+            tokens,
+            {} if flight.logprobs is None else _emitted(flight.rows, values),
+            complete=self._advance_grammars(flight, values) if flight.has_grammar else frozenset(),
+            errors={row.row_id: row.grammar.error for row in flight.rows if row.grammar and row.grammar.error},
+        )
 
-    def release(self, slot: int) -> None:
-        """Free a slot."""
-        del self._rows[slot]
-        self._batch.leave(slot)
-
-    def reset(self) -> None:
-        """Drop every row, buffer and step."""
-        self._flights.clear()
-        self._rows.clear()
-        self._batch = make_row_batch(self._model.make_cache(), max_rows=self._max_rows)
-        mx.clear_cache()
+    def _advance_grammars(self, flight: _Flight, values: Sequence[int]) -> frozenset[RowId]:
+        """Let grammars accept what was read, start their next masks, and return the rows that are complete."""
+        bound = [(row, value) for row, value in zip(flight.rows, values, strict=True) if row.grammar is not None]
+        grammars = [row.grammar for row, _ in bound if row.grammar is not None]
+        advance(grammars, [value for _, value in bound])
+        return frozenset(row.row_id for row, _ in bound if row.grammar is not None and row.grammar.only_ends)
 
     # ---- building --------------------------------------------------------------------------------------------
 
-    def _forward_decodes(self, slots: tuple[int, ...]) -> mx.array:
-        return self._forward(self._last_tokens(slots)[:, None], slots)
-
-    def _forward_slices(self, parts: Sequence[PrefillSlice]) -> mx.array:
-        """Append slices, padded on the right to the longest, and return the last hidden positions `(B, 1, D)`.
-
-        B counts the rows whose prompt ends, or all if none does: the head never sees a whole prompt.
-        """
-        for part in parts:
-            if part.opening is not None:
-                self._join(part.slot, part.opening)
+    def _prefill(self, parts: Sequence[PrefillSlice], flight: _Flight) -> None:
+        """Append slices, padded on the right to the longest; the head never sees a whole prompt."""
+        placed = sorted(((self._rows[part.row_id], part) for part in parts), key=_slot_of_placed)
+        rows = [row for row, _ in placed]
+        parts = [part for _, part in placed]
         lengths = [len(part.token_ids) for part in parts]
         longest = max(lengths)
         ids = mx.array([part.token_ids + (0,) * (longest - len(part.token_ids)) for part in parts], dtype=mx.int32)
-        hidden = self._forward(ids, tuple(part.slot for part in parts), lengths=lengths)
+        hidden = self._forward(ids, rows, lengths=lengths)
+        ending = [index for index, part in enumerate(parts) if part.is_last]
+        chosen = ending or range(len(parts))
         if len(parts) == 1:
-            return hidden[:, -1:]
-        rows = [row for row, part in enumerate(parts) if part.is_last] or list(range(len(parts)))
-        return hidden[mx.array(rows), mx.array([lengths[row] - 1 for row in rows])][:, None]
+            last = hidden[:, -1:]
+        else:
+            last = hidden[mx.array(list(chosen)), mx.array([lengths[index] - 1 for index in chosen])][:, None]
+        if ending:
+            flight.rows.extend(rows[index] for index in ending)
+            flight.hidden.append(last)
+        else:
+            flight.prefilled.append(last)
+        for row, part in placed:
+            if part.converts:
+                self._seats.batch.convert(row.slot)
 
-    def _forward(self, ids: mx.array, slots: tuple[int, ...], *, lengths: Sequence[int] | None = None) -> mx.array:
+    def _forward(self, ids: mx.array, rows: Sequence[_Row], *, lengths: Sequence[int] | None = None) -> mx.array:
         num_tokens = ids.shape[1]
-        contexts = [self._rows[slot].context for slot in slots]
+        slots = tuple(row.slot for row in rows)
+        contexts = [row.context for row in rows]
         context = None if all(each is None for each in contexts) else self._model.batch_context(contexts)
-        views = self._batch.view(slots, num_tokens, lengths=lengths)
+        views = self._seats.batch.view(slots, num_tokens, lengths=lengths)
         hidden = self._model.forward_hidden(ids, views, context=context)
-        self._batch.advance(slots, num_tokens if lengths is None else lengths)
+        self._seats.batch.advance(slots, num_tokens if lengths is None else lengths)
         return hidden
 
-    def _join(self, slot: int, opening: RowOpening) -> None:
-        if self._batch.join() != slot:
-            raise RuntimeError(f"slot {slot} is not the lowest free one; scheduler and cache disagree")
-        sampler = make_step_sampler(
-            opening.sampling,
-            vocab_size=self._vocab_size,
-            initial_history=opening.prompt_ids,
-            eos_token_ids=opening.eos_token_ids,
-        )
-        self._rows[slot] = _Row(create_row_sampling(sampler), self._model.row_context())
-
-    def _last_tokens(self, slots: Sequence[int]) -> mx.array:
+    def _last_tokens(self, rows: Sequence[_Row]) -> mx.array:
         """Return the rows' last sampled tokens `(B,)` without reading them."""
-        rows = [self._rows[slot] for slot in slots]
         source = rows[0].tokens
         if any(row.tokens is not source for row in rows):
             return mx.concatenate([_token_of(row) for row in rows])
@@ -187,7 +255,15 @@ class MlxStepRunner:
             flight.is_launched = True
             self._sample(flight)
             # Not the buffers: these targets read them after the writes, and a further reference makes a write a copy.
-            mx.async_eval(*([] if flight.tokens is None else [flight.tokens]), *flight.prefilled)
+            captured = () if flight.logprobs is None else flight.logprobs.arrays
+            mx.async_eval(*([] if flight.tokens is None else [flight.tokens]), *captured, *flight.prefilled)
+
+    def _launch_early(self, flight: _Flight) -> None:
+        """Enqueue a step while the one before it is unread: all of it, or its forward if a grammar waits for tokens."""
+        if flight.has_grammar:
+            mx.async_eval(*flight.hidden, *flight.prefilled)
+        else:
+            self._launch(flight)
 
     def _sample(self, flight: _Flight) -> None:
         """Sample a step's rows. Only now: some filters read flags, which computes the step's forward."""
@@ -195,7 +271,8 @@ class MlxStepRunner:
             return
         last = flight.hidden[0] if len(flight.hidden) == 1 else mx.concatenate(flight.hidden)
         logits = self._model.logits_from_hidden(last)[:, -1]
-        flight.tokens = self._sampler.sample(logits, [row.sampling for row in flight.rows]).tokens
+        sampled = self._sampler.sample(logits, [row.sampling for row in flight.rows])
+        flight.tokens, flight.logprobs = sampled.tokens, sampled.logprobs
         flight.hidden.clear()
         for index, row in enumerate(flight.rows):
             row.tokens, row.index = flight.tokens, index
@@ -206,8 +283,12 @@ class MlxStepRunner:
             mx.clear_cache()
 
 
-def _slot_of(part: PrefillSlice) -> int:
-    return part.slot
+def _slot_of(row: _Row) -> int:
+    return row.slot
+
+
+def _slot_of_placed(placed: tuple[_Row, PrefillSlice]) -> int:
+    return placed[0].slot
 
 
 def _token_of(row: _Row) -> mx.array:
@@ -215,6 +296,17 @@ def _token_of(row: _Row) -> mx.array:
     return row.tokens[row.index : row.index + 1]
 
 
+def _emitted(rows: Sequence[_Row], values: Sequence[int]) -> dict[RowId, tuple[TokenLogprobs, ...]]:
+    """Emit the tokens of the rows that capture, and return what was captured."""
+    found: dict[RowId, tuple[TokenLogprobs, ...]] = {}
+    for row, value in zip(rows, values, strict=True):
+        if row.sampling.sampler.captures_logprobs:
+            row.sampling.emit(value)
+            found[row.row_id] = tuple(row.logprobs)
+            row.logprobs.clear()
+    return found
+
+
 def make_mlx_runner(loaded: LoadedModel, config: EngineConfig) -> MlxStepRunner:
     """Make the runner of a loaded model; the default of `EngineConfig.make_runner`."""
-    return MlxStepRunner(loaded.model, max_rows=config.max_rows)
+    return MlxStepRunner(loaded.model, make_seats(loaded.model, config.kv_scheme, max_rows=config.max_rows))

@@ -6,143 +6,61 @@ before step n's tokens are known; results of rows that have ended since are drop
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
+import time
 from typing import TYPE_CHECKING
 
-from attrs import define, field, frozen
+from attrs import define, field
+
+from headrace_scheduling.prefill import deal_tokens
+from headrace_scheduling.prefixes import Prefixes
+from headrace_scheduling.running import RunningRow
+from headrace_scheduling.sharing import MIN_SHARED, shared_length
+from headrace_scheduling.steps import CacheTraits, RowOpening, SharedPrefix, Snapshot, Step
+from headrace_scheduling.waiting import WaitingQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Sequence
 
-    from headrace_sampling import SamplingParams
-    from headrace_scheduling.events import FinishReason
+    from headrace_scheduling.slot_budget import SlotBudget
+    from headrace_scheduling.steps import PrefillSlice, RowId, RowSpec, RowTokens, StepResult
+    from headrace_scheduling.waiting import WaitingRow
 
-
-@frozen(kw_only=True)
-class RowOpening:
-    """A row's sampling and what it looks at: the whole prompt, and the tokens that end the row."""
-
-    sampling: SamplingParams
-    prompt_ids: tuple[int, ...]
-    eos_token_ids: frozenset[int]
-
-
-@frozen(kw_only=True)
-class PrefillSlice:
-    """The next part of a row's prompt.
-
-    Attributes:
-        token_ids: the prompt tokens of this slice, at least one.
-        is_last: the slice ends the prompt, so the step samples the row's first token.
-        opening: what the runner needs to seat the row, on its first slice; None on later ones.
-    """
-
-    request_id: int
-    slot: int
-    token_ids: tuple[int, ...]
-    is_last: bool
-    opening: RowOpening | None = None
-
-
-@frozen
-class DecodeRow:
-    """A row that feeds its last sampled token, which may be unread, and samples the next."""
-
-    request_id: int
-    slot: int
-
-
-@frozen
-class Step:
-    """One step: slices in admission order, decode rows in ascending order of slot."""
-
-    prefills: tuple[PrefillSlice, ...]
-    decodes: tuple[DecodeRow, ...]
-
-
-@frozen
-class StepResult:
-    """The tokens that one step sampled: request id -> a list, because a later issue accepts several a step."""
-
-    tokens: Mapping[int, tuple[int, ...]]
-
-
-@frozen(kw_only=True)
-class RowTokens:
-    """What one row gained in a step.
-
-    Attributes:
-        token_ids: tokens to deliver; a final EOS is left out.
-        num_sampled: tokens that count as generated, a final EOS included.
-        finish_reason: set when the row ended by EOS or by its limit; the row has left the scheduler.
-    """
-
-    request_id: int
-    token_ids: tuple[int, ...]
-    num_sampled: int
-    finish_reason: FinishReason | None = None
-
-
-@frozen(kw_only=True)
-class RowSpec:
-    """What the scheduler knows of a request.
-
-    Attributes:
-        max_tokens: most tokens to sample; prompt and reply together fit the context.
-        eos_token_ids: tokens that end the row; empty to ignore them.
-        serial: the row runs only while no other does.
-    """
-
-    request_id: int
-    prompt_ids: tuple[int, ...]
-    max_tokens: int
-    sampling: SamplingParams
-    eos_token_ids: frozenset[int] = frozenset()
-    serial: bool = False
-
-
-@define
-class _Row:
-    spec: RowSpec
-    slot: int
-    num_prefilled: int = 0
-    num_dispatched: int = 0
-    num_sampled: int = 0
-
-    @property
-    def can_decode(self) -> bool:
-        return 0 < self.num_dispatched < self.spec.max_tokens
+# A row stores its prompt while it still runs only if that many tokens were computed: the copy costs a step's time.
+_WORTH_AN_EARLY_COPY = 512
 
 
 @define
 class BatchScheduler:
-    """Admits rows in order of arrival and plans steps. Not thread-safe: it belongs to the engine's thread.
+    """Admits rows by priority and plans steps. Not thread-safe: it belongs to the engine's thread.
 
     Attributes:
         max_rows: most rows that run at once.
         max_context: most positions of a row.
-        prefill_chunk: most prompt tokens of one slice.
-        prefill_pack: further prompts join a step's prefill while rows times the longest slice stay within this number
-            of positions, so that a burst of short prompts does not cost one step each.
+        prefill_chunk: most prompt tokens of one step, all rows together.
+        traits: of the model's slots.
+        budget: bytes of slots; None for no limit.
+        prefixes: what rows may begin with and leave behind.
+        waiting: rows without a slot.
+        clock: seconds, monotonic.
         hold: while true nothing is admitted; running rows go on.
     """
 
     max_rows: int
     max_context: int
     prefill_chunk: int = field(default=512, kw_only=True)
-    prefill_pack: int = field(default=128, kw_only=True)
+    traits: CacheTraits = field(factory=CacheTraits, kw_only=True)
+    budget: SlotBudget | None = field(default=None, kw_only=True)
+    prefixes: Prefixes = field(factory=lambda: Prefixes(None), kw_only=True)
+    waiting: WaitingQueue = field(factory=WaitingQueue, kw_only=True)
+    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     hold: bool = field(default=False, init=False)
-    _waiting: deque[RowSpec] = field(factory=deque, init=False)
-    _rows: dict[int, _Row] = field(factory=dict, init=False)
-    _free_slots: list[int] = field(init=False)
+    _rows: dict[RowId, RunningRow] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         for name in ("max_rows", "max_context", "prefill_chunk"):
             value: int = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name} is {value!r}; it must be at least 1")
-        self._free_slots = list(range(self.max_rows))
 
     @property
     def num_running(self) -> int:
@@ -150,136 +68,268 @@ class BatchScheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     @property
-    def running_ids(self) -> tuple[int, ...]:
-        """Ids of the rows that hold a slot, in order of admission."""
+    def running_ids(self) -> tuple[RowId, ...]:
+        """Rows that have a slot, in order of admission."""
         return tuple(self._rows)
 
     @property
-    def waiting_ids(self) -> tuple[int, ...]:
-        """Ids of the requests that wait, in order."""
-        return tuple(spec.request_id for spec in self._waiting)
+    def waiting_ids(self) -> tuple[RowId, ...]:
+        """Rows that wait, in the order of admission."""
+        return tuple(row.spec.row_id for row in self.waiting.in_order(self.clock()))
 
-    def submit(self, spec: RowSpec) -> None:
-        """Queue a request.
+    # ---- rows in and out -------------------------------------------------------------------------------------
+
+    def submit(self, specs: Sequence[RowSpec]) -> None:
+        """Queue the rows of one request: one per choice, with the same prompt.
 
         Raises:
             ValueError: an empty prompt, no room for a token, or more positions than the context.
+            BudgetExceeded: a row can never fit the budget.
         """
+        for spec in specs:
+            self._check(spec)
+        now, leader = self.clock(), specs[0]
+        shares = len(specs) > 1 and len(leader.prompt_ids) > 1
+        for spec in specs:
+            is_led = shares and spec is not leader
+            self.waiting.add(spec, now, leader=leader.row_id if is_led else None)
+
+    def _check(self, spec: RowSpec) -> None:
         num_positions = len(spec.prompt_ids) + spec.max_tokens
         if not spec.prompt_ids or spec.max_tokens < 1 or num_positions > self.max_context:
             raise ValueError(
                 f"a prompt of {len(spec.prompt_ids)} tokens with max_tokens={spec.max_tokens!r} does not fit; "
                 f"both must be at least 1 and together at most {self.max_context}: place the request first"
             )
-        self._waiting.append(spec)
+        if self.budget is not None:
+            self.budget.refuse(num_positions)
 
-    def remove(self, request_id: int) -> int | None:
-        """Forget a request wherever it is, and return the slot that it held, if any."""
-        row = self._rows.pop(request_id, None)
-        if row is not None:
-            heapq.heappush(self._free_slots, row.slot)
-            return row.slot
-        self._waiting = deque(spec for spec in self._waiting if spec.request_id != request_id)
-        return None
+    def remove(self, row_id: RowId) -> bool:
+        """Forget a row wherever it is; whether it had a slot."""
+        for waiting in self.waiting:
+            if waiting.leader == row_id:
+                # What it waited for will not come: it goes on alone.
+                waiting.leader = None
+        row = self._rows.pop(row_id, None)
+        if row is None:
+            self._drop(self.waiting.pop(row_id))
+            return False
+        if self.budget is not None:
+            self.budget.release(row_id)
+        return True
+
+    def kept_tokens(self, row_id: RowId) -> tuple[int, ...]:
+        """Return the tokens of a row that are worth storing as it leaves; empty if nothing is."""
+        row = self._rows.get(row_id)
+        if row is None or not row.is_converted or not self.prefixes.serves(row.spec) or row.spec.row_id.choice:
+            return ()
+        is_new = row.num_fed >= max(MIN_SHARED, row.num_cached + 1)
+        return row.fed_tokens() if is_new else ()
+
+    def fed_tokens(self, row_id: RowId) -> tuple[int, ...]:
+        """Return the tokens of all positions that a running row's slot holds."""
+        return self._rows[row_id].fed_tokens()
+
+    def keep(self, row_id: RowId, tokens: tuple[int, ...], prefix: SharedPrefix) -> None:
+        """Take a copy of a running row's first tokens: for the rows that wait for it, and for the store."""
+        for waiting in self._dismiss(row_id, prefix.num_tokens):
+            waiting.prefix = prefix
+        self.prefixes.put(self._rows[row_id].spec, tokens, prefix)
+
+    def dismiss_followers(self, row_id: RowId, num_tokens: int) -> None:
+        """Let the rows that wait for a copy of a row's first tokens go on alone."""
+        self._dismiss(row_id, num_tokens)
+
+    def _dismiss(self, row_id: RowId, num_tokens: int) -> list[WaitingRow]:
+        followers = self._rows[row_id].followers.pop(num_tokens, ())
+        dismissed = [row for row in self.waiting if row.spec.row_id in followers]
+        for row in dismissed:
+            row.leader = None
+        return dismissed
+
+    # ---- planning --------------------------------------------------------------------------------------------
 
     def schedule(self) -> Step | None:
         """Plan the next step, admitting what fits; None when no row can do anything before results are applied."""
-        decodes = tuple(
-            DecodeRow(row.spec.request_id, row.slot)
-            for row in sorted(self._rows.values(), key=_slot_of)
-            if row.can_decode
+        snapshots = self._due_snapshots()
+        decodes = [row_id for row_id, row in self._rows.items() if row.can_decode and self._may_grow(row)]
+        openings = self._admit()
+        prefills = self._prefill()
+        for row_id in decodes:
+            self._rows[row_id].num_dispatched += 1
+        if not (prefills or decodes or snapshots):
+            return None
+        return Step(prefills, tuple(decodes), openings, snapshots)
+
+    def _may_grow(self, row: RunningRow) -> bool:
+        return self.budget is None or self.budget.grow(row.spec.row_id, row.num_fed + 1)
+
+    def _due_snapshots(self) -> tuple[Snapshot, ...]:
+        due: list[Snapshot] = []
+        for row in self._rows.values():
+            lengths = {length for length in row.followers if self._is_due(row, length)}
+            if row.snapshot_at and self._is_due(row, row.snapshot_at) and (row.reply or not row.waits_to_copy):
+                lengths.add(row.snapshot_at)
+                row.snapshot_at = 0
+            due.extend(
+                Snapshot(row_id=row.spec.row_id, num_tokens=length, is_converted=row.is_converted) for length in lengths
+            )
+        return tuple(due)
+
+    def _is_due(self, row: RunningRow, length: int) -> bool:
+        return row.num_prefilled >= length if self.traits.can_trim else row.num_fed == length
+
+    # ---- admission -------------------------------------------------------------------------------------------
+
+    def _admit(self) -> tuple[RowOpening, ...]:
+        openings: list[RowOpening] = []
+        if self.hold or not len(self.waiting) or len(self._rows) >= self.max_rows:
+            return ()
+        for waiting in self.waiting.in_order(self.clock()):
+            if len(self._rows) >= self.max_rows or not self._may_enter(waiting.spec):
+                break
+            if self._waits_for_leader(waiting):
+                continue
+            if not self._reserve(waiting.spec):
+                break
+            openings.append(self._open(waiting))
+        return tuple(openings)
+
+    def _may_enter(self, spec: RowSpec) -> bool:
+        if not self._rows:
+            return True
+        return not spec.serial and not any(row.spec.serial for row in self._rows.values())
+
+    def _reserve(self, spec: RowSpec) -> bool:
+        return self.budget is None or self.budget.reserve(spec.row_id, len(spec.prompt_ids), spec.max_tokens)
+
+    def _waits_for_leader(self, waiting: WaitingRow) -> bool:
+        """Whether a row should wait for one that computes, or computed, more of its prompt than is stored."""
+        if waiting.prefix is not None:
+            return False
+        if waiting.leader is not None:
+            # It is there, or ahead in the queue: choice 0 of the same request.
+            return True
+        found = self._find_leader(waiting.spec)
+        if found is None:
+            return False
+        row, length = found
+        _follow(row, length, waiting)
+        return True
+
+    def _find_leader(self, spec: RowSpec) -> tuple[RunningRow, int] | None:
+        if spec.namespace is None:
+            return None
+        best: tuple[RunningRow, int] | None = None
+        least = self.prefixes.peek(spec) + MIN_SHARED
+        for row in self._rows.values():
+            if row.spec.namespace != spec.namespace:
+                continue
+            length = shared_length(spec.prompt_ids, row.spec.prompt_ids)
+            if length >= least and self._can_still_copy(row, length):
+                best, least = (row, length), length + 1
+        return best
+
+    def _can_still_copy(self, row: RunningRow, length: int) -> bool:
+        return self.traits.can_trim or row.num_fed <= length
+
+    def _open(self, waiting: WaitingRow) -> RowOpening:
+        spec = waiting.spec
+        self.waiting.pop(spec.row_id)
+        prefix = self._prefix_for(waiting)
+        num_cached = 0 if prefix is None else prefix.num_tokens
+        row = RunningRow(spec, num_cached=num_cached, num_prefilled=num_cached)
+        self._plan_cuts(row, is_converted=prefix is not None and prefix.is_converted)
+        self._rows[spec.row_id] = row
+        for follower in self.waiting:
+            if follower.leader == spec.row_id:
+                _follow(row, len(spec.prompt_ids) - 1, follower)
+        return RowOpening(
+            row_id=spec.row_id,
+            sampling=spec.sampling,
+            prompt_ids=spec.prompt_ids,
+            eos_token_ids=spec.eos_token_ids,
+            num_tokens=len(spec.prompt_ids) + 1,
+            prefix=prefix,
+            grammar=spec.grammar,
         )
-        prefills = self._schedule_prefills()
-        for decode in decodes:
-            self._rows[decode.request_id].num_dispatched += 1
-        return Step(prefills, decodes) if prefills or decodes else None
+
+    def _prefix_for(self, waiting: WaitingRow) -> SharedPrefix | None:
+        shared = waiting.prefix
+        if shared is not None and shared.num_tokens >= self.prefixes.peek(waiting.spec):
+            return shared
+        return self.prefixes.take(waiting.spec)
+
+    def _plan_cuts(self, row: RunningRow, *, is_converted: bool) -> None:
+        """Decide where the row is converted and copied, once it is known what it begins with."""
+        spec, num_prompt = row.spec, len(row.spec.prompt_ids)
+        boundary = min(num_prompt if spec.stable_boundary is None else spec.stable_boundary, num_prompt - 1)
+        if self.traits.first_chunk is not None and not is_converted:
+            # What begins beyond its first chunk, unconverted, is converted after its first token.
+            row.first_chunk = max(self.traits.first_chunk(num_prompt, boundary or None), row.num_cached + 1)
+            row.is_converted = False
+            row.cuts.add(row.first_chunk)
+        if not self.prefixes.serves(spec) or spec.row_id.choice:
+            return
+        if self.traits.can_trim:
+            if num_prompt - row.num_cached >= _WORTH_AN_EARLY_COPY:
+                row.snapshot_at, row.waits_to_copy = num_prompt, True
+        elif boundary >= max(MIN_SHARED, row.num_cached + 1):
+            row.snapshot_at = boundary
+            row.cuts.add(boundary)
+
+    def _drop(self, waiting: WaitingRow | None) -> None:
+        if waiting is not None and waiting.leader is not None and (leader := self._rows.get(waiting.leader)):
+            for length, followers in list(leader.followers.items()):
+                if waiting.spec.row_id in followers:
+                    followers.remove(waiting.spec.row_id)
+                if not followers:
+                    del leader.followers[length]
+
+    # ---- prefill ---------------------------------------------------------------------------------------------
+
+    def _prefill(self) -> tuple[PrefillSlice, ...]:
+        rows = [row for row in self._rows.values() if row.is_prefilling]
+        shares = deal_tokens([row.num_next for row in rows], self.prefill_chunk)
+        return tuple(row.next_slice(share) for row, share in zip(rows, shares, strict=True) if share)
+
+    # ---- results ---------------------------------------------------------------------------------------------
 
     def apply(self, result: StepResult) -> list[RowTokens]:
         """Count a step's tokens; rows that reached EOS or their limit are marked, and removed by the caller."""
         gains: list[RowTokens] = []
-        for request_id, token_ids in result.tokens.items():
-            row = self._rows.get(request_id)
-            if row is not None and row.num_sampled < row.spec.max_tokens:
-                gains.append(_gain(row, token_ids))
+        for row_id in result.tokens:
+            row = self._rows.get(row_id) if row_id not in result.errors else None
+            gain = None if row is None else row.gain(result)
+            if gain is not None:
+                gains.append(gain)
         return gains
 
     def check_integrity(self) -> None:
-        """Check that every slot is either free or held by one row, and that no id occurs twice.
+        """Check that no row occurs twice, that none is ahead of its limit, and the budget's books.
 
         Raises:
             RuntimeError: naming the law that is broken.
         """
-        held = [row.slot for row in self._rows.values()]
-        if sorted(held + self._free_slots) != list(range(self.max_rows)):
-            raise RuntimeError(f"slots held {held!r} and free {self._free_slots!r} are not 0 to {self.max_rows - 1}")
-        ids = [*self._rows, *self.waiting_ids]
+        if len(self._rows) > self.max_rows:
+            raise RuntimeError(f"{len(self._rows)} rows run; at most {self.max_rows} may")
+        ids = [*self._rows, *(row.spec.row_id for row in self.waiting)]
         if len(ids) != len(set(ids)):
-            raise RuntimeError(f"a request id occurs twice in {ids!r}")
+            raise RuntimeError(f"a row occurs twice in {ids!r}")
         for row in self._rows.values():
-            if not row.num_sampled <= row.num_dispatched <= row.spec.max_tokens:
-                raise RuntimeError(f"request {row.spec.request_id} was scheduled beyond its limit")
-
-    def _schedule_prefills(self) -> tuple[PrefillSlice, ...]:
-        slices: list[PrefillSlice] = []
-        for row in list(self._rows.values()):
-            if row.num_dispatched == 0 and self._has_room(slices, row.spec, row.num_prefilled):
-                slices.append(self._next_slice(row))
-        while self._can_admit() and self._has_room(slices, self._waiting[0], 0):
-            slices.append(self._next_slice(self._admit()))
-        return tuple(slices)
-
-    def _has_room(self, slices: list[PrefillSlice], spec: RowSpec, num_prefilled: int) -> bool:
-        if not slices:
-            return True
-        longest = max(len(spec.prompt_ids) - num_prefilled, *(len(part.token_ids) for part in slices))
-        return (len(slices) + 1) * longest <= min(self.prefill_pack, self.prefill_chunk)
-
-    def _can_admit(self) -> bool:
-        if self.hold or not self._waiting or not self._free_slots:
-            return False
-        if not self._rows:
-            return True
-        return not self._waiting[0].serial and not any(row.spec.serial for row in self._rows.values())
-
-    def _admit(self) -> _Row:
-        spec = self._waiting.popleft()
-        row = self._rows[spec.request_id] = _Row(spec, heapq.heappop(self._free_slots))
-        return row
-
-    def _next_slice(self, row: _Row) -> PrefillSlice:
-        begin = row.num_prefilled
-        row.num_prefilled = min(begin + self.prefill_chunk, len(row.spec.prompt_ids))
-        is_last = row.num_prefilled == len(row.spec.prompt_ids)
-        row.num_dispatched = int(is_last)
-        return PrefillSlice(
-            request_id=row.spec.request_id,
-            slot=row.slot,
-            token_ids=row.spec.prompt_ids[begin : row.num_prefilled],
-            is_last=is_last,
-            opening=_opening_of(row.spec) if begin == 0 else None,
-        )
+            if not len(row.reply) <= row.num_dispatched <= row.spec.max_tokens:
+                raise RuntimeError(f"row {row.spec.row_id} was scheduled beyond its limit")
+        if self.budget is not None:
+            self.budget.check_integrity()
+            if self.budget.holders != set(self._rows):
+                raise RuntimeError(f"rows {self.budget.holders} hold bytes, and {set(self._rows)} run")
 
 
-def _slot_of(row: _Row) -> int:
-    return row.slot
-
-
-def _opening_of(spec: RowSpec) -> RowOpening:
-    return RowOpening(sampling=spec.sampling, prompt_ids=spec.prompt_ids, eos_token_ids=spec.eos_token_ids)
-
-
-def _gain(row: _Row, token_ids: tuple[int, ...]) -> RowTokens:
-    spec = row.spec
-    taken = token_ids[: spec.max_tokens - row.num_sampled]
-    for index, token_id in enumerate(taken):
-        if token_id in spec.eos_token_ids:
-            row.num_sampled += index + 1
-            return RowTokens(
-                request_id=spec.request_id, token_ids=taken[:index], num_sampled=index + 1, finish_reason="stop"
-            )
-    row.num_sampled += len(taken)
-    reason: FinishReason | None = "length" if row.num_sampled >= spec.max_tokens else None
-    return RowTokens(request_id=spec.request_id, token_ids=taken, num_sampled=len(taken), finish_reason=reason)
+def _follow(row: RunningRow, length: int, waiting: WaitingRow) -> None:
+    """Let a waiting row have a copy of a running row's first `length` tokens once they are there."""
+    row.followers.setdefault(length, []).append(waiting.spec.row_id)
+    row.cuts.add(length)
+    waiting.leader = row.spec.row_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self
 
-from headrace_scheduling.errors import EngineFailed, GenerationCancelled, RequestRefused
+from headrace_scheduling.errors import DeadlineExceeded, EngineFailed, GenerationCancelled, QueueFull, RequestRefused
 from headrace_scheduling.events import Cancelled, Failed, Finished, RowEnd, TextDelta
 
 if TYPE_CHECKING:
@@ -19,24 +19,32 @@ if TYPE_CHECKING:
 class GenerationStream:
     """Iterates over the text of one generation; made by `GenerationGateway.run`, used on its event loop.
 
-    What arrives while the consumer is busy is handed over as one delta. Leaving early, by `aclose`, by leaving the
-    `async with` block or by cancelling the task that iterates, cancels the row and waits until the engine let it go.
+    What arrives of a choice while the consumer is busy is handed over as one delta; each delta names its choice.
+    Leaving early, by `aclose`, by leaving the `async with` block or by cancelling the task that iterates, cancels the
+    request and waits until the engine let it go. The iteration ends once every choice has ended.
 
-    Raises (from iteration):
+    Raises (from iteration, once all choices have ended):
         EngineFailed: the engine failed while the request ran.
+        DeadlineExceeded: the request's time was over.
+        QueueFull: too many rows waited in the engine.
         RequestRefused: the request's own text could not be made, or it does not fit the engine.
-        GenerationCancelled: the row was cancelled, by `aclose` or because the engine stopped.
+        GenerationCancelled: a row was cancelled, by `aclose` or because the engine stopped.
     """
 
     def __init__(
-        self, request_id: int, cancel: Callable[[int], None], trace: PromptResponseTrace | None = None
+        self,
+        request_id: int,
+        cancel: Callable[[int], None],
+        trace: PromptResponseTrace | None = None,
+        *,
+        num_choices: int = 1,
     ) -> None:
         self.request_id = request_id
         self._cancel = cancel
         self._trace = trace
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._end: RowEnd | None = None
+        self._waiting: dict[int, TextDelta] = {}
+        self._ends: dict[int, RowEnd] = {}
+        self._num_choices = num_choices
         self._ended = asyncio.get_running_loop().create_future()
         self._wakeup: asyncio.Future[None] | None = None
         self._has_delta = False
@@ -45,37 +53,50 @@ class GenerationStream:
 
     @property
     def finished(self) -> Finished:
-        """How the generation ended.
+        """How the generation ended: choice 0 of it.
 
         Raises:
             RuntimeError: it has not finished by itself.
         """
-        if not isinstance(self._end, Finished):
-            raise RuntimeError(  # noqa: TRY004 - a matter of time, not of types
-                "the generation has not finished; iterate to its end first"
-            )
-        return self._end
+        return self.finished_choices[0]
+
+    @property
+    def finished_choices(self) -> tuple[Finished, ...]:
+        """How each choice ended.
+
+        Raises:
+            RuntimeError: some have not finished by themselves.
+        """
+        ends = [self._ends.get(choice) for choice in range(self._num_choices)]
+        finished = tuple(end for end in ends if isinstance(end, Finished))
+        if len(finished) < self._num_choices:
+            raise RuntimeError("the generation has not finished; iterate to its end first")
+        return finished
+
+    def end_of(self, choice: int) -> RowEnd | None:
+        """Return how a choice ended; None while it runs."""
+        return self._ends.get(choice)
 
     @property
     def is_ended(self) -> bool:
-        """Whether the engine has let the row go; buffered text may still be waiting."""
-        return self._end is not None
+        """Whether the engine has let every row go; buffered text may still be waiting."""
+        return len(self._ends) == self._num_choices
 
     def feed(self, events: RowEvents) -> None:
-        """Take one step's events of this row. Called by the gateway on the event loop."""
+        """Take one step's events of one row. Called by the gateway on the event loop."""
         if events.admitted:
             self._mark("admitted", is_new=not self._is_admitted)
             self._is_admitted = True
         if events.delta is not None:
             self._mark("first_delta", is_new=not self._has_delta)
             self._has_delta = True
-            if events.delta.text:
-                self._texts.append(events.delta.text)
-            self._token_ids.extend(events.delta.token_ids)
-        if events.end is not None and self._end is None:
-            self._end = events.end
-            self._ended.set_result(None)
-            self._mark("ended", is_new=True)
+            earlier = self._waiting.get(events.choice)
+            self._waiting[events.choice] = events.delta if earlier is None else earlier.joined(events.delta)
+        if events.end is not None and not self.is_ended:
+            self._ends[events.choice] = events.end
+            if self.is_ended:
+                self._ended.set_result(None)
+                self._mark("ended", is_new=True)
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
 
@@ -83,28 +104,25 @@ class GenerationStream:
         return self
 
     async def __anext__(self) -> TextDelta:
-        while not self._texts and not self._token_ids and self._end is None:
+        while not self._waiting and not self.is_ended:
             await self._wait()
-        if self._texts or self._token_ids:
-            delta = TextDelta("".join(self._texts), tuple(self._token_ids))
-            self._texts.clear()
-            self._token_ids.clear()
-            return delta
+        if self._waiting:
+            choice = next(iter(self._waiting))
+            return self._waiting.pop(choice)
         raise self._outcome()
 
     async def aclose(self) -> None:
-        """Cancel the row if it still runs, and wait until the engine has let it go. Idempotent."""
-        if self._end is None:
+        """Cancel the request if it still runs, and wait until the engine has let it go. Idempotent."""
+        if not self.is_ended:
             self._cancel(self.request_id)
         interrupted: asyncio.CancelledError | None = None
-        while self._end is None:
+        while not self.is_ended:
             try:
                 await asyncio.shield(self._ended)
             except asyncio.CancelledError as error:
                 # The engine ends every row, at the latest when it dies; leaving sooner would leak the row's slot.
                 interrupted = error
-        self._texts.clear()
-        self._token_ids.clear()
+        self._waiting.clear()
         if interrupted is not None:
             raise interrupted.with_traceback(None)
 
@@ -127,16 +145,29 @@ class GenerationStream:
             self._wakeup = None
 
     def _outcome(self) -> Exception:
-        match self._end:
-            case Failed(code="engine_failed", message=message):
-                return EngineFailed(message)
-            case Failed(message=message):
-                return RequestRefused(message)
-            case Cancelled():
-                return GenerationCancelled("the generation was cancelled")
-            case _:
-                return StopAsyncIteration()
+        for end in self._ends.values():
+            error = error_of(end)
+            if error is not None:
+                return error
+        return StopAsyncIteration()
 
     def _mark(self, phase: TracePhase, *, is_new: bool) -> None:
         if self._trace is not None and is_new:
             self._trace.mark(phase)
+
+
+def error_of(end: RowEnd) -> Exception | None:
+    """Return the error that an end means to the one who asked; None if the row finished by itself."""
+    match end:
+        case Failed(code="engine_failed", message=message):
+            return EngineFailed(message)
+        case Failed(code="deadline_exceeded", message=message):
+            return DeadlineExceeded(message)
+        case Failed(code="queue_full", message=message):
+            return QueueFull(message)
+        case Failed(message=message):
+            return RequestRefused(message)
+        case Cancelled():
+            return GenerationCancelled("the generation was cancelled")
+        case _:
+            return None

@@ -6,7 +6,7 @@ import threading
 from logging import getLogger
 from typing import TYPE_CHECKING
 
-from headrace_scheduling.engine import load_engine
+from headrace_scheduling.assembly import load_engine
 from headrace_scheduling.events import Cancelled, Failed
 from headrace_scheduling.faults import log_fault, summarize
 from headrace_scheduling.inbox import Inbox

@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from headrace_scheduling.testing.engine_run import EngineRun as EngineRun
+    from headrace_scheduling.testing.engine_run import make_submit as make_submit
     from headrace_scheduling.testing.loading import FakeLoadedModel as FakeLoadedModel
     from headrace_scheduling.testing.loading import FakeLoader as FakeLoader
     from headrace_scheduling.testing.loading import FakeRunnerFactory as FakeRunnerFactory
@@ -19,38 +21,45 @@ if TYPE_CHECKING:
     from headrace_scheduling.testing.models import ScriptedModel as ScriptedModel
     from headrace_scheduling.testing.port import FakePort as FakePort
     from headrace_scheduling.testing.steps import FakeStepRunner as FakeStepRunner
+    from headrace_scheduling.testing.store import FakePrefixStore as FakePrefixStore
     from headrace_scheduling.testing.text import FakeCodec as FakeCodec
     from headrace_scheduling.testing.text import FakeDecoder as FakeDecoder
 
 __all__ = [
+    "EngineRun",
     "FailingModel",
     "FakeCodec",
     "FakeDecoder",
     "FakeLoadedModel",
     "FakeLoader",
     "FakePort",
+    "FakePrefixStore",
     "FakeRunnerFactory",
     "FakeStepRunner",
     "ModelLoaderFake",
     "NullModel",
     "ScriptedModel",
     "fake_config",
+    "make_submit",
     "unpicklable_value",
 ]
 
 _MODULES = {
+    "EngineRun": "engine_run",
     "FailingModel": "models",
     "FakeCodec": "text",
     "FakeDecoder": "text",
     "FakeLoadedModel": "loading",
     "FakeLoader": "loading",
     "FakePort": "port",
+    "FakePrefixStore": "store",
     "FakeRunnerFactory": "loading",
     "FakeStepRunner": "steps",
     "ModelLoaderFake": "models",
     "NullModel": "models",
     "ScriptedModel": "models",
     "fake_config": "loading",
+    "make_submit": "engine_run",
     "unpicklable_value": "loading",
 }
 

@@ -9,6 +9,7 @@ from attrs import field, frozen
 
 from headrace_scheduling.config import EngineConfig
 from headrace_scheduling.testing.steps import FakeStepRunner
+from headrace_scheduling.testing.store import FakePrefixStore
 from headrace_scheduling.testing.text import EOS_TOKEN_ID, VOCAB_SIZE, FakeCodec
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def fake_config(
     max_rows: int = 4,
     prefill_chunk: int = 512,
     handlers: Mapping[type, OperationHandler] | None = None,
+    prompt_cache_bytes: int = 0,
+    kv_budget_bytes: int | None = None,
 ) -> EngineConfig:
     """Make the configuration of an engine on `FakeStepRunner`: every row repeats its prompt."""
     return EngineConfig(
@@ -99,6 +102,9 @@ def fake_config(
         max_rows=max_rows,
         prefill_chunk=prefill_chunk,
         handlers=handlers or {},
+        prompt_cache_bytes=prompt_cache_bytes,
+        kv_budget_bytes=kv_budget_bytes,
+        make_store=FakePrefixStore,
     )
 
 

@@ -25,6 +25,7 @@ def fake_info(*, max_context: int = 4096, max_rows: int = 4) -> EngineInfo:
         representation="none",
         identity="fake",
         pid=0,
+        serial_reasons=("max-rows-is-1",) if max_rows == 1 else (),
     )
 
 
