@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace_chat_server.cli import make_parser
 from headrace_chat_server.errors import InvalidSetting, UnsafeBinding
-from headrace_chat_server.kinds import Choice, Integer, Kind, Number, Switch, Text, TextList
+from headrace_chat_server.kinds import Choice, Integer, Kind, Number, Pattern, Size, Switch, Text, TextList
 from headrace_chat_server.reading import flag_texts, read_settings
 from headrace_chat_server.settings import (
     EngineSettings,
@@ -38,6 +38,10 @@ def values_of(kind: Kind) -> st.SearchStrategy[object]:
             return st.integers(low, high)
         case Number(low, high):
             return st.floats(low, high)
+        case Size(low):
+            return st.integers(low, 2**45)
+        case Pattern(expression):
+            return st.from_regex(expression, fullmatch=True, alphabet=st.characters(codec="ascii"))
         case Choice(words):
             return st.sampled_from(words)
         case _:
@@ -116,7 +120,33 @@ DISTINCT: dict[str, tuple[object, object, object]] = {
     "TextList": (("a",), ("b",), ("c",)),
     "Integer": (1, 2, 3),
     "Number": (0.25, 0.5, 0.75),
+    "Size": (1, 2048, 3),
+    "Pattern": ("4", "8", "turbo:k8v3"),
 }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0", 0), ("512", 512), ("1K", 1024), ("1.5m", 1_572_864), ("2G", 2**31), ("2GiB", 2**31), ("1 tb", 2**40)],
+)
+def test_sizes_take_units(tmp_path, text, value):
+    """Sizes are read with units in flags, in the environment and in the file."""
+    path = tmp_path / "headrace.toml"
+    path.write_text(f'engine.prompt_cache = "{text}"')
+    assert from_flags(["--prompt-cache", text]).engine.prompt_cache == value
+    assert from_flags([], {"HEADRACE_PROMPT_CACHE": text}).engine.prompt_cache == value
+    assert from_flags([], {}, str(path)).engine.prompt_cache == value
+
+
+@pytest.mark.parametrize("text", ["", "-1", "2X", "G", "1e9", "nan"])
+def test_what_is_no_size_is_refused(tmp_path, text):
+    """A wrong size is named in each source."""
+    path = tmp_path / "headrace.toml"
+    path.write_text(f'engine.prompt_cache = "{text}"')
+    with pytest.raises(InvalidSetting, match="512M"):
+        from_flags([], {}, str(path))
+    with pytest.raises(InvalidSetting, match="512M"):
+        from_flags(["--prompt-cache=" + text])
 
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: leaf.key)

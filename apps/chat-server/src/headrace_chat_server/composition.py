@@ -12,9 +12,12 @@ from headrace_chat_server.errors import ModelUnavailable
 from headrace_chat_server.registry import SingleModelRegistry
 from headrace_chat_server.settings import EngineSettings, Settings, is_loopback
 from headrace_chat_server.text_side import TextSide, load_text_side
+from headrace_kvcache import InvalidScheme, KVScheme
 from headrace_scheduling import EngineConfig, GenerationGateway, SchedulingError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from starlette.applications import Starlette
 
     from headrace_models import ModelSource
@@ -98,7 +101,7 @@ def compose(
     started_at = time.time() if started_at is None else started_at
     if loader is None:
         loader = EngineLoader(name=source.name, path=source.path, format=source.format, dtype=settings.engine.dtype)
-    port = make_port(settings.engine, loader)
+    port = make_port(settings.engine, loader, source.path)
     gateway = GenerationGateway(port, max_outstanding=settings.engine.max_queue)
     registry = SingleModelRegistry(
         name=source.name,
@@ -115,9 +118,23 @@ def compose(
     )
 
 
-def make_port(settings: EngineSettings, loader: "ModelLoader") -> "EnginePort":
-    """Make the engine's port over the transport that the settings name; nothing starts yet."""
-    config = EngineConfig(loader=loader, max_rows=settings.max_rows)
+def make_port(settings: EngineSettings, loader: "ModelLoader", model_path: "Path | None" = None) -> "EnginePort":
+    """Make the engine's port over the transport that the settings name; nothing starts yet.
+
+    Args:
+        model_path: folder or file of the model, where `kv` "config" looks for `kv_config.json`.
+
+    Raises:
+        ModelUnavailable: the KV scheme cannot be used.
+    """
+    config = EngineConfig(
+        loader=loader,
+        max_rows=settings.max_rows,
+        prefill_chunk=settings.prefill_chunk,
+        kv_scheme=_kv_scheme(settings.kv, model_path),
+        kv_budget_bytes=settings.kv_budget,
+        prompt_cache_bytes=settings.prompt_cache,
+    )
     if settings.transport == "thread":
         from headrace_scheduling.thread_port import ThreadEnginePort
 
@@ -125,3 +142,13 @@ def make_port(settings: EngineSettings, loader: "ModelLoader") -> "EnginePort":
     from headrace_scheduling.process_port import ProcessEnginePort
 
     return ProcessEnginePort(config)
+
+
+def _kv_scheme(text: str, model_path: "Path | None") -> KVScheme | None:
+    if text == "off":
+        return None
+    folder = None if model_path is None else model_path if model_path.is_dir() else model_path.parent
+    try:
+        return KVScheme.parse(text, kv_config=folder)
+    except InvalidScheme as error:
+        raise ModelUnavailable(f"kv is {text!r}: {error}") from error

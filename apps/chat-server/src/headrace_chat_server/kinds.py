@@ -7,6 +7,7 @@ from typing import Protocol
 from attrs import frozen
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgtKMGT]?)(?:i?[bB])?")
 
 
 class Kind(Protocol):
@@ -117,6 +118,48 @@ class Number:
 
 
 @frozen
+class Size:
+    """A number of bytes, with K, M, G or T for powers of 1024."""
+
+    low: int = 0
+    is_list: bool = False
+
+    @property
+    def allowed(self) -> str:
+        least = f", at least {self.low}" if self.low else ""
+        return f"a number of bytes such as 512M or 2G{least}"
+
+    def parse(self, text: str) -> object:
+        found = _SIZE.fullmatch(text.strip())
+        if found is None:
+            raise ValueError(text)
+        return int(float(found[1]) * 1024 ** " kmgt".index(found[2].lower() or " "))
+
+    def accepts(self, value: object) -> bool:
+        return type(value) is int and value >= self.low
+
+
+@frozen
+class Pattern:
+    """A text of a given form.
+
+    Attributes:
+        expression: regular expression that the whole text matches.
+        allowed: the form, in words that follow "it must be".
+    """
+
+    expression: str
+    allowed: str
+    is_list: bool = False
+
+    def parse(self, text: str) -> object:
+        return text
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, str) and re.fullmatch(self.expression, value) is not None
+
+
+@frozen
 class Choice:
     """One of a few words."""
 
@@ -147,5 +190,10 @@ def from_texts(kind: Kind, texts: Sequence[str]) -> object:
 
 
 def from_toml(kind: Kind, value: object) -> object:
-    """Turn a TOML value into a value of the kind; only arrays change, into tuples."""
+    """Turn a TOML value into a value of the kind: arrays become tuples, texts with units numbers.
+
+    What cannot be turned is returned as it is, for `accepts` to refuse.
+    """
+    if isinstance(kind, Size) and isinstance(value, str):
+        return kind.parse(value) if _SIZE.fullmatch(value.strip()) else value
     return tuple(value) if kind.is_list and isinstance(value, list) else value  # pyright: ignore[reportUnknownArgumentType]

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, cast
 from attrs import Attribute, field, fields, frozen, has
 
 from headrace_chat_server.errors import InvalidSetting, UnsafeBinding
-from headrace_chat_server.kinds import Choice, Integer, Kind, Number, Switch, Text, TextList
+from headrace_chat_server.kinds import Choice, Integer, Kind, Number, Pattern, Size, Switch, Text, TextList
 
 __all__ = [
     "DTYPES",
@@ -34,6 +34,7 @@ Dtype = Literal["auto", "checkpoint", "float32", "bfloat16", "float16"]
 Transport = Literal["process", "thread"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+KV_PATTERN = r"off|[234568]|config|turbo:k\d+v\d+"
 DTYPES = ("auto", "checkpoint", "float32", "bfloat16", "float16")
 
 
@@ -112,6 +113,28 @@ class EngineSettings:
     )
     max_queue: int = _setting(
         64, Option(kind=Integer(1, 100_000), help="most requests running and waiting together; more get a 429")
+    )
+    prefill_chunk: int = _setting(
+        512,
+        Option(
+            kind=Integer(1, 1_000_000),
+            help="most prompt tokens computed in one step, all requests together; running replies wait that long",
+        ),
+    )
+    kv: str = _setting(
+        "off",
+        Option(
+            kind=Pattern(KV_PATTERN, "off, 2, 3, 4, 5, 6, 8, config or turbo:k8v3 (bits of keys and values)"),
+            help="how keys and values are stored: off, bits such as 8, config (the model's kv_config.json), turbo:k8v3",
+        ),
+    )
+    kv_budget: int | None = _setting(
+        None,
+        Option(kind=Size(1), help="most bytes of keys and values of running requests, such as 4G; others wait"),
+    )
+    prompt_cache: int = _setting(
+        2 * 1024**3,
+        Option(kind=Size(), help="most bytes of stored prompt prefixes, such as 2G; 0 stores none"),
     )
     max_tokens: int | None = _setting(
         None,
