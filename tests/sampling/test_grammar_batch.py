@@ -18,6 +18,7 @@ from headrace_sampling import (
     GrammarTag,
     InvalidSamplingParams,
     SamplingParams,
+    TokenNotAllowed,
     create_row_sampling,
     make_step_sampler,
     start_masks,
@@ -187,6 +188,41 @@ def test_the_validator_is_not_asleep():
     ):
         with pytest.raises(jsonschema.ValidationError):
             validate(schema, text)
+
+
+def test_every_character_of_a_constant_is_written(compiler):
+    """Constants and keys come back as they are, for one character of every kind that a schema may hold."""
+    characters = [*map(chr, range(0x20, 0x7F)), *"\b\f\n\r\té\x80\xa0\u2028日🙂\U0010ffff\ue000\ufeff"]
+    text = "".join(characters)
+    specs = [
+        GrammarSpec.json_schema({"const": text}),
+        GrammarSpec.json_schema({"enum": [[text, {text: 1.5}]]}, compact=True),
+        GrammarSpec.json_schema(
+            {"type": "object", "properties": {text: {"const": None}}, "required": [text], "additionalProperties": False}
+        ),
+    ]
+    expected = dict(zip(specs, (text, [text, {text: 1.5}], {text: None}), strict=True))
+
+    def check(spec, reply):
+        assert json.loads(reply) == expected[spec]
+
+    check_all(specs, compiler, 1.0, check)
+
+
+@pytest.mark.parametrize("key", ["\\u0061", "a\\/b", "\\u0061\\/b"])
+def test_no_key_is_a_known_one_in_disguise(compiler, key):
+    """An open object takes no key whose escapes spell a known property, whose value would be unchecked."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "a/b": {"type": "integer"}}}
+    row = compiler.compile(GrammarSpec.json_schema(schema))
+    reply = f'{{"{key}": "x"}}'
+
+    def say():
+        for byte in reply.encode():
+            row.accept(byte)
+
+    assert json.loads(reply)
+    with pytest.raises(TokenNotAllowed):
+        say()
 
 
 REGEXES = [

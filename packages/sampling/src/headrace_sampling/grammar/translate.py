@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, cast
 
 from headrace_sampling.errors import InvalidGrammar
+from headrace_sampling.grammar.schema_rules import check_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +22,8 @@ _JSON_OPTIONS: Mapping[str, object] = {
     # Keywords that are not enforced are errors, and "exactly one of" is never weakened to "any of".
     "lenient": False,
     "coerce_one_of": False,
+    # With one spelling per character, no key can be a known one in disguise. Neither \\u nor \\/.
+    "json_allowed_escapes": '"\\\\bfnrt',
 }
 
 
@@ -66,6 +69,7 @@ def _schema(spec: GrammarSpec) -> Mapping[str, object]:
     fields = {} if schema is True else cast("dict[str, object]", schema)
     if _OPTIONS in fields:
         raise InvalidGrammar("json_schema", f"{_OPTIONS} is no keyword of JSON Schema", "take it out")
+    check_schema(fields)
     space = {"whitespace_flexible": False} if spec.compact else {"whitespace_pattern": _WHITE_SPACE}
     return {_OPTIONS: {**_JSON_OPTIONS, **space}, **fields}
 
