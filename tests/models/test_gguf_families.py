@@ -327,3 +327,11 @@ def test_a_magnitude_that_is_not_computed_is_refused(tmp_path, tiny_llama):
     writer.close()
     with pytest.raises(UnsupportedFormat, match=r"attn_factor.*1\.5"):
         read_config(resolve(tmp_path / "model.gguf"))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["smollm2", "gemma3_270m"])
+def test_a_real_gguf_file_is_its_exported_folder(tmp_path, request, name):
+    """Q4_1 and K-quants of real models: the folder that `export` writes gives the same logits."""
+    source = request.getfixturevalue(name)
+    assert mx.array_equal(logits(export(source, tmp_path / "out")), logits(source)).item()
