@@ -210,10 +210,12 @@ class EngineLoop:
             session_id=request.session_id,
             stable_boundary=request.stable_boundary,
             grammar=grammar,
+            # The other choices begin with a copy of the first one's prompt.
+            prompt_logprobs=None if row_id.choice else options.prompt_logprobs,
         )
 
     def _namespace(self, request: GenerationRequest) -> PrefixNamespace | None:
-        if not request.caches_prefix:
+        if not request.caches_prefix or request.options.prompt_logprobs is not None:
             return None
         return PrefixNamespace(scheme_key=self._facts.kv_scheme, tenant=request.tenant)
 

@@ -1,11 +1,14 @@
 """Messages across the engine port. All are frozen, picklable and hold no arrays (design D4)."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
 
 from headrace_scheduling.events import RowEnd, TextDelta
 from headrace_scheduling.requests import GenerationRequest
+
+if TYPE_CHECKING:
+    from headrace_sampling import TokenLogprobs
 
 EngineState = Literal["loading", "ready", "draining", "restarting", "failed", "stopped"]
 
@@ -142,13 +145,18 @@ class EngineStatus:
 
 @frozen(kw_only=True)
 class RowEvents:
-    """What one row did in a step. `end` comes exactly once per choice of a submitted request, in its last event."""
+    """What one row did in a step. `end` comes exactly once per choice of a submitted request, in its last event.
+
+    Attributes:
+        prompt_logprobs: of the prompt's tokens after the first, once, with choice 0's first token, if asked for.
+    """
 
     request_id: int
     choice: int = 0
     admitted: bool = False
     delta: TextDelta | None = None
     end: RowEnd | None = None
+    prompt_logprobs: "tuple[TokenLogprobs, ...]" = ()
 
 
 @frozen(kw_only=True)

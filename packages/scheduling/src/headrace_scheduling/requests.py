@@ -12,6 +12,7 @@ from headrace_sampling import SamplingParams
 Mechanism = Literal["continuous", "serial"]
 Priority = Literal["interactive", "batch"]
 MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
 
 
 def _positive_or_none(_instance: object, attribute: object, value: object) -> None:
@@ -23,6 +24,13 @@ def _positive_or_none(_instance: object, attribute: object, value: object) -> No
 def _num_choices(_instance: object, _attribute: object, value: object) -> None:
     if type(value) is not int or not 1 <= value <= MAX_CHOICES:
         raise ValueError(f"num_choices is {value!r}; it must be an integer from 1 to {MAX_CHOICES}")
+
+
+def _num_top(_instance: object, _attribute: object, value: object) -> None:
+    if value is not None and (type(value) is not int or not 0 <= value <= MAX_TOP_LOGPROBS):
+        raise ValueError(
+            f"prompt_logprobs is {value!r}; it must be an integer from 0 to {MAX_TOP_LOGPROBS}, or None for none"
+        )
 
 
 def _timeout(_instance: object, _attribute: object, value: object) -> None:
@@ -50,6 +58,8 @@ class GenerateOptions:
         sampling: the sampling parameters, seed included; a None seed is chosen by the engine.
         num_choices: replies to generate for the one prompt, which is computed once. Choice 0 draws from the seed
             itself, choice i from a seed mixed with i.
+        prompt_logprobs: score the prompt's tokens after the first, with so many best candidates each, 0 to 20. Such
+            a request computes its whole prompt: stored prefixes are neither used nor added to. None scores nothing.
     """
 
     max_tokens: int | None = field(default=None, validator=_positive_or_none)
@@ -60,6 +70,7 @@ class GenerateOptions:
     ignore_eos: bool = False
     sampling: SamplingParams = field(factory=SamplingParams)
     num_choices: int = field(default=1, validator=_num_choices)
+    prompt_logprobs: int | None = field(default=None, validator=_num_top)
 
 
 @frozen(kw_only=True)
@@ -127,12 +138,12 @@ class RequestShape:
             num_prompt_tokens=len(request.prompt_ids),
             max_tokens=options.max_tokens,
             num_choices=options.num_choices,
-            caches_prefix=request.caches_prefix,
+            caches_prefix=request.caches_prefix and options.prompt_logprobs is None,
             has_repetition_penalty=params.penalises_repetition,
             user_seed=params.seed is not None,
             has_logits_extras=any(extras),
             has_grammar=request.grammar is not None,
-            wants_logprobs=params.logprobs is not None,
+            wants_logprobs=params.logprobs is not None or options.prompt_logprobs is not None,
         )
 
 

@@ -125,6 +125,8 @@ class RowBook:
             return False
         if delta is not None and (gain.logprobs or gain.row_id.choice):
             delta = evolve(delta, logprobs=gain.logprobs[: len(delta.token_ids)], choice=gain.row_id.choice)
+        if gain.prompt_logprobs:
+            self._add_prompt(gain)
         if reason is None:
             self._add(gain.row_id, delta, None)
             return True
@@ -170,11 +172,15 @@ class RowBook:
         earlier = self._events.get(row_id)
         if earlier is not None and earlier.delta is not None:
             delta = earlier.delta.joined(delta)
-        admitted = earlier is not None and earlier.admitted
-        if admitted or delta is not None or end is not None:
-            self._events[row_id] = RowEvents(
-                request_id=row_id.request_id, choice=row_id.choice, admitted=admitted, delta=delta, end=end
-            )
+        if earlier is not None:
+            self._events[row_id] = evolve(earlier, delta=delta, end=end)
+        elif delta is not None or end is not None:
+            self._events[row_id] = RowEvents(request_id=row_id.request_id, choice=row_id.choice, delta=delta, end=end)
+
+    def _add_prompt(self, gain: RowTokens) -> None:
+        row_id = gain.row_id
+        earlier = self._events.get(row_id) or RowEvents(request_id=row_id.request_id, choice=row_id.choice)
+        self._events[row_id] = evolve(earlier, prompt_logprobs=gain.prompt_logprobs)
 
     def _stats(self, record: _Record) -> GenerateStats:
         now = self._clock()

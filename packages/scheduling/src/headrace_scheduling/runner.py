@@ -10,6 +10,7 @@ from attrs import define, field
 
 from headrace_sampling import BatchSampler, RowSampling, create_row_sampling, make_step_sampler
 from headrace_scheduling.packs import pack_slices
+from headrace_scheduling.prompt_scores import PromptScores
 from headrace_scheduling.row_grammar import RowGrammar, advance
 from headrace_scheduling.seats import Seats, make_seats, measure_cache_spec
 from headrace_scheduling.steps import SharedPrefix, Step, StepResult
@@ -34,6 +35,7 @@ class _Row:
     sampling: RowSampling
     context: RowContext | None
     grammar: RowGrammar | None = None
+    scores: PromptScores | None = None
     logprobs: list[TokenLogprobs] = field(factory=list)
     # Where the row's last sampled token is: an array of a step's tokens, and the row's index in it.
     tokens: mx.array | None = None
@@ -130,7 +132,10 @@ class MlxStepRunner:
         )
         context = self._model.row_context()
         slot = self._seats.join(opening.num_tokens, opening.prefix)
-        row = _Row(opening.row_id, slot, create_row_sampling(sampler), context, grammar)
+        scores = None
+        if opening.prompt_logprobs is not None:
+            scores = PromptScores(opening.prompt_ids, opening.prompt_logprobs, self._vocab_size)
+        row = _Row(opening.row_id, slot, create_row_sampling(sampler), context, grammar, scores)
         if sampler.captures_logprobs:
             row.sampling.on_token = row.keep_logprobs
         self._rows[opening.row_id] = row
@@ -188,6 +193,7 @@ class MlxStepRunner:
             {} if flight.logprobs is None else _emitted(flight.rows, values),
             complete=self._advance_grammars(flight, values) if flight.has_grammar else frozenset(),
             errors={row.row_id: row.grammar.error for row in flight.rows if row.grammar and row.grammar.error},
+            prompt_logprobs=_scored(flight.rows),
         )
 
     def _advance_grammars(self, flight: _Flight, values: Sequence[int]) -> frozenset[RowId]:
@@ -219,7 +225,9 @@ class MlxStepRunner:
             flight.hidden.append(last)
         else:
             flight.prefilled.append(last)
-        for row, part in placed:
+        for index, (row, part) in enumerate(placed):
+            if row.scores is not None:
+                row.scores.take(hidden[index : index + 1, : lengths[index]], self._model.logits_from_hidden)
             if part.converts:
                 self._seats.batch.convert(row.slot)
 
@@ -304,6 +312,15 @@ def _emitted(rows: Sequence[_Row], values: Sequence[int]) -> dict[RowId, tuple[T
             row.sampling.emit(value)
             found[row.row_id] = tuple(row.logprobs)
             row.logprobs.clear()
+    return found
+
+
+def _scored(rows: Sequence[_Row]) -> dict[RowId, tuple[TokenLogprobs, ...]]:
+    """Hand over the scores of the prompts that have ended: each once, with its row's first token."""
+    found: dict[RowId, tuple[TokenLogprobs, ...]] = {}
+    for row in rows:
+        if row.scores is not None:
+            found[row.row_id], row.scores = row.scores.entries(), None
     return found
 
 

@@ -102,5 +102,10 @@ class RunningRow:
         self.reply.extend(taken)
         logprobs = result.logprobs.get(row_id, ())[: len(taken)]
         return RowTokens(
-            row_id=row_id, token_ids=delivered, num_sampled=len(taken), logprobs=logprobs, finish_reason=reason
+            row_id=row_id,
+            token_ids=delivered,
+            num_sampled=len(taken),
+            logprobs=logprobs,
+            finish_reason=reason,
+            prompt_logprobs=result.prompt_logprobs.get(row_id, ()),
         )

@@ -255,6 +255,7 @@ class BatchScheduler:
             num_tokens=len(spec.prompt_ids) + 1,
             prefix=prefix,
             grammar=spec.grammar,
+            prompt_logprobs=spec.prompt_logprobs,
         )
 
     def _prefix_for(self, waiting: WaitingRow) -> SharedPrefix | None:

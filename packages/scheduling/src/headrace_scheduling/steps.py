@@ -53,6 +53,7 @@ class RowSpec:
         session_id: names the conversation to the prefix cache.
         stable_boundary: leading prompt tokens that the next turn has too.
         grammar: a compiled grammar of the row's own, at its beginning.
+        prompt_logprobs: best candidates to capture for each prompt token after the first; None scores none.
     """
 
     row_id: RowId
@@ -66,6 +67,7 @@ class RowSpec:
     session_id: str | None = None
     stable_boundary: int | None = None
     grammar: GrammarState | None = None
+    prompt_logprobs: int | None = None
 
 
 def _nothing_to_release() -> None:
@@ -97,7 +99,7 @@ class RowOpening:
         eos_token_ids: the tokens that end the row.
         num_tokens: positions that its slot is made for.
         prefix: what the row begins with; the first slice goes on after it.
-        grammar: as in `RowSpec`.
+        grammar, prompt_logprobs: as in `RowSpec`.
     """
 
     row_id: RowId
@@ -107,6 +109,7 @@ class RowOpening:
     num_tokens: int
     prefix: SharedPrefix | None = None
     grammar: GrammarState | None = None
+    prompt_logprobs: int | None = None
 
 
 @frozen(kw_only=True)
@@ -170,12 +173,14 @@ class StepResult:
         logprobs: row -> one per token, for the rows that ask.
         complete: rows whose grammar lets nothing but the end follow.
         errors: rows that could not sample, and why; the others are not affected.
+        prompt_logprobs: row -> one per prompt token after the first, with the row's first token, if it asks.
     """
 
     tokens: Mapping[RowId, tuple[int, ...]]
     logprobs: Mapping[RowId, tuple[TokenLogprobs, ...]] = field(factory=dict)
     complete: frozenset[RowId] = frozenset()
     errors: Mapping[RowId, str] = field(factory=dict)
+    prompt_logprobs: Mapping[RowId, tuple[TokenLogprobs, ...]] = field(factory=dict)
 
 
 @frozen(kw_only=True)
@@ -187,6 +192,7 @@ class RowTokens:
         num_sampled: tokens that count as generated, a final EOS included.
         logprobs: of the sampled tokens, a final EOS included; empty if the row does not ask.
         finish_reason: set when the row ended by EOS or by its limit.
+        prompt_logprobs: with the row's first token, if it asks; see `StepResult`.
     """
 
     row_id: RowId
@@ -194,3 +200,4 @@ class RowTokens:
     num_sampled: int
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()

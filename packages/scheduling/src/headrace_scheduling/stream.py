@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from headrace_sampling import TokenLogprobs
     from headrace_scheduling.messages import RowEvents
     from headrace_scheduling.trace import PromptResponseTrace, TracePhase
 
@@ -45,6 +46,7 @@ class GenerationStream:
         self._waiting: dict[int, TextDelta] = {}
         self._ends: dict[int, RowEnd] = {}
         self._num_choices = num_choices
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         self._ended = asyncio.get_running_loop().create_future()
         self._wakeup: asyncio.Future[None] | None = None
         self._has_delta = False
@@ -73,6 +75,11 @@ class GenerationStream:
             raise RuntimeError("the generation has not finished; iterate to its end first")
         return finished
 
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """One per prompt token after the first, if the options ask for them; there from the first delta on."""
+        return self._prompt_logprobs
+
     def end_of(self, choice: int) -> RowEnd | None:
         """Return how a choice ended; None while it runs."""
         return self._ends.get(choice)
@@ -87,6 +94,8 @@ class GenerationStream:
         if events.admitted:
             self._mark("admitted", is_new=not self._is_admitted)
             self._is_admitted = True
+        if events.prompt_logprobs:
+            self._prompt_logprobs = events.prompt_logprobs
         if events.delta is not None:
             self._mark("first_delta", is_new=not self._has_delta)
             self._has_delta = True
