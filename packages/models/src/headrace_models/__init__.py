@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from headrace_models.errors import UnsupportedFormat as UnsupportedFormat
     from headrace_models.errors import WeightMismatch as WeightMismatch
     from headrace_models.exporting import export as export
+    from headrace_models.fitting import FitReport as FitReport
+    from headrace_models.fitting import fit as fit
+    from headrace_models.fitting import fit_source as fit_source
+    from headrace_models.headers import read_headers as read_headers
     from headrace_models.index_models import DEFAULT_MODEL as DEFAULT_MODEL
     from headrace_models.index_models import INDEX_MODELS as INDEX_MODELS
     from headrace_models.index_models import IndexModel as IndexModel
@@ -51,6 +55,7 @@ __all__ = [
     "Codec",
     "DEFAULT_MODEL",
     "DownloadError",
+    "FitReport",
     "GenerationDefaults",
     "INDEX_MODELS",
     "IndexModel",
@@ -69,12 +74,15 @@ __all__ = [
     "convert",
     "enable_fast_blas",
     "export",
+    "fit",
+    "fit_source",
     "load",
     "load_codec",
     "measure",
     "profile",
     "read_bits_file",
     "read_config",
+    "read_headers",
     "resolve",
 ]
 
@@ -86,6 +94,7 @@ _MODULES = {
     "Codec": "codec",
     "DEFAULT_MODEL": "index_models",
     "DownloadError": "errors",
+    "FitReport": "fitting",
     "GenerationDefaults": "config",
     "INDEX_MODELS": "index_models",
     "IndexModel": "index_models",
@@ -104,12 +113,15 @@ _MODULES = {
     "convert": "converting",
     "enable_fast_blas": "device",
     "export": "exporting",
+    "fit": "fitting",
+    "fit_source": "fitting",
     "load": "loading",
     "load_codec": "codec",
     "measure": "device",
     "profile": "device",
     "read_bits_file": "packing_plan",
     "read_config": "config",
+    "read_headers": "headers",
     "resolve": "sources",
 }
 
