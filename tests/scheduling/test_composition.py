@@ -8,7 +8,7 @@ import pytest
 
 from headrace_kvcache import KVCache, KVScheme, RotatingKVCache
 from headrace_sampling import SamplingParams
-from headrace_scheduling import Engine, GenerateOptions
+from headrace_scheduling import Engine, GenerateOptions, GenerationRequest
 from headrace_scheduling.testing import ModelLoaderFake, ScriptedModel
 from headrace_scheduling.testing.loading import FakeFacts
 
@@ -85,7 +85,8 @@ def test_each_pair_of_features_in_one_batch_equals_each_alone(model, scheme):
         assert any(r.logprobs for results in alone.values() for r in results)
         for first, second in itertools.combinations(_FEATURES, 2):
             pairs = [(first, _PROMPTS[0]), (second, _PROMPTS[1])]
-            together = engine.generate_each([(prompt, _FEATURES[name]) for name, prompt in pairs])
+            requests = [GenerationRequest(prompt_ids=prompt, options=_FEATURES[name]) for name, prompt in pairs]
+            together = engine.run(requests)
             for pair, results in zip(pairs, together, strict=True):
                 assert _facts(results) == _facts(alone[pair]), (first, second)
                 for result, expected in zip(results, alone[pair], strict=True):
@@ -138,7 +139,8 @@ def test_a_quantized_engine_holds_quantized_bytes():
     for name, scheme in (("plain", None), ("8 bits", KVScheme.uniform(8, 32))):
         with _open(_Model, kv_scheme=scheme) as engine:
             assert engine.info.kv_scheme == ("unquantized" if scheme is None else "uniform-b8-g32-s0")
-            held[name] = max(_watch_kv_bytes(engine))
+            # The last look before the row leaves: until its first chunk is in, a row is stored as it comes.
+            held[name] = [num_bytes for num_bytes in _watch_kv_bytes(engine) if num_bytes][-1]
     assert 0 < held["8 bits"] < 0.45 * held["plain"]
 
 

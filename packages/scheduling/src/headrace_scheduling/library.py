@@ -140,34 +140,31 @@ class Engine:
             EngineFailed: the engine failed.
         """
         options = GenerateOptions() if options is None else options
-        return [
-            result for results in self.generate_each([(prompt, options) for prompt in prompts]) for result in results
-        ]
+        requests = [GenerationRequest(prompt_ids=ids, options=options) for ids in self._encode(prompts)]
+        return [result for choices in self.run(requests) for result in choices]
 
-    def generate_each(
-        self, requests: Sequence[tuple[str | Sequence[int], GenerateOptions]]
-    ) -> list[list[GenerationResult]]:
-        """Generate for prompts with options of their own, all in one batch; return the choices of each prompt.
+    def run(self, requests: Sequence[GenerationRequest]) -> list[list[GenerationResult]]:
+        """Run requests of any kinds in one batch and return the choices of each, in the order of the requests.
 
         Raises:
-            as `generate`.
+            EngineUnavailable: the engine is not ready.
+            ContextOverBudget: a prompt does not fit; nothing was submitted.
+            RequestRefused: a prompt is empty, a grammar cannot be used, or the text of a row could not be made.
+            QueueFull: there are more requests than rows that may wait.
+            DeadlineExceeded: a request's time was over.
+            EngineFailed: the engine failed.
         """
         info = self.info
-        encoded = self._encode([prompt for prompt, _ in requests])
-        asked = [
-            GenerationRequest(prompt_ids=prompt_ids, options=options)
-            for prompt_ids, (_, options) in zip(encoded, requests, strict=True)
-        ]
-        placements = [place(info, RequestShape.of(request)) for request in asked]
+        placements = [place(info, RequestShape.of(request)) for request in requests]
         rows = [
             [RowId(request_id, choice) for choice in range(request.options.num_choices)]
-            for request in asked
+            for request in requests
             for request_id in [next(self._ids)]
         ]
         row_ids = [row_id for choices in rows for row_id in choices]
         self._rows.update({row_id: [] for row_id in row_ids})
         try:
-            for choices, request, placement in zip(rows, asked, placements, strict=True):
+            for choices, request, placement in zip(rows, requests, placements, strict=True):
                 is_serial = placement.mechanism == "serial"
                 request_id = choices[0].request_id
                 self._port.send(
