@@ -8,6 +8,7 @@ from headrace_models.activations import (
     activation_of,
     gelu,
 )
+from headrace_models.cpu_layout import GateUpColumns
 from headrace_models.feed_forward import FeedForward, PlainFeedForward
 from headrace_models.layers import Dense, Linear
 
@@ -22,15 +23,16 @@ def close(left: mx.array, right: mx.array, tolerance: float = 1e-4) -> bool:
 
 @pytest.mark.parametrize("num_rows", [1, 8])
 @pytest.mark.parametrize("bias", [None, normal(16, seed=8)], ids=["plain", "biased"])
-def test_halves_equal_the_stack(num_rows, bias):
-    """Multiplying gate and up apart changes nothing, and their views hold no memory of their own."""
+def test_the_layout_for_a_cpu_equals_the_stack(num_rows, bias):
+    """Another layout of gate and up changes nothing, and holds no more memory."""
     gate, up = Linear(Dense(normal(16, 8, seed=1)), bias), Linear(Dense(normal(16, 8, seed=2)), bias)
-    down, x = Linear(Dense(normal(8, 16, seed=3))), normal(num_rows, 1, 8, seed=4)
-    stacked, apart = (
+    down, x = Linear(Dense(normal(8, 16, seed=3))), normal(num_rows, 3, 8, seed=4)
+    stacked, columns = (
         FeedForward.from_parts(gate, up, down, activation="silu", on_gpu=on_gpu) for on_gpu in (True, False)
     )
-    assert close(stacked(x), apart(x), 1e-5)
-    assert sum(array.nbytes for array in stacked.arrays()) == sum(array.nbytes for array in apart.arrays())
+    assert isinstance(columns.gate_up, GateUpColumns)
+    assert close(stacked(x), columns(x), 1e-5)
+    assert sum(array.nbytes for array in stacked.arrays()) == sum(array.nbytes for array in columns.arrays())
 
 
 def test_blocks_equal_their_formulas():

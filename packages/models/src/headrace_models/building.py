@@ -9,6 +9,7 @@ from attrs import frozen
 
 from headrace_models.activations import activation_of
 from headrace_models.attention import Attention, EachHeadNorm, WholeNorm
+from headrace_models.cpu_layout import head_for_cpu, projection_for_cpu
 from headrace_models.dense import DenseLayer, DenseModel, Residual
 from headrace_models.feed_forward import FeedForward, PlainFeedForward
 from headrace_models.layers import Embedding, LayerNorm, Linear, Norm, fuse
@@ -37,7 +38,7 @@ def build_dense(config: ModelConfig, checkpoint: Checkpoint, *, on_gpu: bool) ->
     """Build the model of a checkpoint; takes all tensors out of it.
 
     Args:
-        on_gpu: use MLX's rope kernel and one product for gate and up, rather than the forms that suit a CPU.
+        on_gpu: use MLX's rope kernel and matrices as they are, rather than the forms and layouts that suit a CPU.
 
     Raises:
         WeightMismatch: listing missing, unexpected and misshapen tensors.
@@ -49,10 +50,13 @@ def build_dense(config: ModelConfig, checkpoint: Checkpoint, *, on_gpu: bool) ->
     checkpoint.check(tensor_shapes(config))
     builder = _Builder(config=config, plan=plan, checkpoint=checkpoint, on_gpu=on_gpu)
     # The largest first: what converting them needs on top is needed before the layers are there.
-    embedding = Embedding(checkpoint.take_matrix("model.embed_tokens"), plan.embedding_scale)
+    table = checkpoint.take_matrix("model.embed_tokens")
+    embedding = Embedding(table if on_gpu else head_for_cpu(table), plan.embedding_scale)
     checkpoint.settle(embedding.arrays())
     head = None if config.tie_word_embeddings else checkpoint.take_linear("lm_head")
-    checkpoint.settle([] if head is None else head.arrays())
+    if head is not None:
+        head = head if on_gpu else Linear(head_for_cpu(head.weight), head.bias)
+        checkpoint.settle(head.arrays())
     model = DenseModel(
         config=config,
         ropes=[builder.rope(rope, factors if index == 0 else None) for index, rope in enumerate(plan.ropes)],
@@ -159,9 +163,11 @@ class _Builder:
 
     def _qkv(self, prefix: str, shape: LayerShape) -> Projection:
         if self.plan.family.stacks_qkv:
-            return self.checkpoint.take_linear(f"{prefix}qkv_proj")
-        names = "q" if shape.source is not None else "qkv" if shape.has_values else "qk"
-        return fuse([self.checkpoint.take_linear(f"{prefix}{name}_proj") for name in names])
+            fused: Projection = self.checkpoint.take_linear(f"{prefix}qkv_proj")
+        else:
+            names = "q" if shape.source is not None else "qkv" if shape.has_values else "qk"
+            fused = fuse([self.checkpoint.take_linear(f"{prefix}{name}_proj") for name in names])
+        return fused if self.on_gpu else projection_for_cpu(fused)
 
     def _each_head_norm(self, prefix: str, shape: LayerShape) -> EachHeadNorm:
         return EachHeadNorm.from_parts(

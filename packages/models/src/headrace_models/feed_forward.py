@@ -8,7 +8,8 @@ import mlx.core as mx
 from attrs import define
 
 from headrace_models.activations import activation_of
-from headrace_models.layers import fuse, halves
+from headrace_models.cpu_layout import GateUpColumns, gate_up_for_cpu
+from headrace_models.layers import fuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,46 +19,37 @@ if TYPE_CHECKING:
 
 __all__ = ["FeedForward", "PlainFeedForward"]
 
-_MIN_ROWS_APART = 6
-
 
 @define
 class FeedForward:
     """Gated feed-forward: `down(activate(gate(x)) * up(x))` with gate and up stacked."""
 
-    gate_up: Projection
+    gate_up: Projection | GateUpColumns
     down: Projection
     activate: Callable[[mx.array], mx.array]
-    apart: tuple[Linear, Linear] | None = None
-    """Views of the stacked halves, for inputs of several rows; None multiplies them together always."""
 
     @classmethod
     def from_parts(
         cls, gate: Linear, up: Linear, down: Projection, *, activation: Activation, on_gpu: bool
     ) -> FeedForward:
-        """Stack gate and up; evaluates them. See `from_stacked`."""
+        """Stack gate and up, see `from_stacked`."""
         return cls.from_stacked(fuse([gate, up]), down, activation=activation, on_gpu=on_gpu)
 
     @classmethod
     def from_stacked(
         cls, gate_up: Projection, down: Projection, *, activation: Activation, on_gpu: bool
     ) -> FeedForward:
-        """Make it from gate above up in one matrix; evaluates it.
+        """Make it from gate above up in one matrix.
 
         Args:
-            on_gpu: always multiply gate and up together. A CPU's BLAS is 10 % faster at eight rows with each half by
-                itself, and at one row with both.
+            on_gpu: multiply gate and up together, rather than in the layout that suits a CPU.
         """
-        activate = activation_of(activation)
-        if on_gpu:
-            return cls(gate_up, down, activate)
-        views = halves(gate_up)
-        mx.eval([array for view in views or () for array in view.arrays()])
-        return cls(gate_up, down, activate, views)
+        columns = None if on_gpu else gate_up_for_cpu(gate_up)
+        return cls(gate_up if columns is None else columns, down, activation_of(activation))
 
     def __call__(self, x: mx.array) -> mx.array:
-        if self.apart is not None and x.size >= _MIN_ROWS_APART * x.shape[-1]:
-            gate, up = self.apart[0](x), self.apart[1](x)
+        if isinstance(self.gate_up, GateUpColumns):
+            gate, up = self.gate_up.pair(x)
         else:
             gate, up = mx.split(self.gate_up(x), 2, axis=-1)
         return self.down(self.activate(gate) * up)

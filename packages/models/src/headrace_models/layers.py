@@ -27,7 +27,6 @@ __all__ = [
     "SplitLinear",
     "Weight",
     "fuse",
-    "halves",
 ]
 
 PackingMode = Literal["affine", "mxfp4", "nvfp4", "mxfp8"]
@@ -287,13 +286,3 @@ class LayerNorm:
     def arrays(self) -> Iterator[mx.array]:
         yield self.gain
         yield self.bias
-
-
-def halves(stacked: Projection) -> tuple[Linear, Linear] | None:
-    """Views of a dense matrix's upper and lower half; they share its memory once evaluated. None if it is packed."""
-    if not isinstance(stacked, Linear) or not isinstance(stacked.weight, Dense):
-        return None
-    matrices = mx.split(stacked.weight.matrix, 2)
-    biases = [None, None] if stacked.bias is None else mx.split(stacked.bias, 2)
-    low, high = (Linear(Dense(matrix), bias) for matrix, bias in zip(matrices, biases, strict=True))
-    return low, high
