@@ -1,15 +1,16 @@
 """The command line `headrace`: parses, hands over to one command, and turns known errors into one line."""
 
 import os
+import re
 import sys
-from argparse import SUPPRESS, Action, ArgumentParser, Namespace
+from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from headrace_chat_server.errors import ChatServerError, InvalidSetting
 from headrace_chat_server.kinds import Switch
 from headrace_chat_server.reading import Read, flag_texts, read_settings
-from headrace_chat_server.settings import Leaf, leaves
+from headrace_chat_server.settings import DTYPES, KV_PATTERN, Leaf, leaves
 
 EXIT_USAGE = 2
 """Exit code of everything that the person at the terminal has to change."""
@@ -17,7 +18,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C outside of serving, as shells report it."""
 
-_COMMANDS = ("serve", "convert", "export", "doctor")
+_COMMANDS = ("serve", "batch", "fit", "convert", "export", "doctor")
 _EXPORT_DTYPES = ("float32", "bfloat16", "float16")
 _RECIPES = ("mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6")
 _DESCRIPTION = "Serve a large language model to OpenAI clients from this machine."
@@ -58,6 +59,18 @@ def _with_command(words: list[str]) -> list[str]:
 
 
 def _run(arguments: Namespace) -> int:
+    if arguments.command == "fit":
+        from headrace_chat_server.fit import run_fit
+
+        return run_fit(
+            arguments.model,
+            context=arguments.ctx,
+            rows=arguments.rows,
+            kv=arguments.kv,
+            dtype=arguments.dtype,
+            prefill_chunk=arguments.prefill_chunk,
+            as_json=arguments.json,
+        )
     if arguments.command == "convert":
         from headrace_chat_server.convert import run_convert
 
@@ -81,6 +94,10 @@ def _run(arguments: Namespace) -> int:
     read = _read(arguments)
     for warning in read.warnings:
         sys.stderr.write(f"headrace: warning: {warning}\n")
+    if arguments.command == "batch":
+        from headrace_chat_server.batch import run_batch
+
+        return run_batch(read.settings, arguments.source, arguments.target)
     from headrace_chat_server.serve import run_serve
 
     return run_serve(read.settings)
@@ -103,6 +120,11 @@ def make_parser() -> ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     serve = commands.add_parser("serve", help="serve a model over HTTP", allow_abbrev=False)
     _add_serve(serve)
+    batch = commands.add_parser("batch", help="answer every request of a file into another", allow_abbrev=False)
+    batch.add_argument("source", metavar="IN.jsonl", help="requests: OpenAI's batch lines, or bare bodies")
+    batch.add_argument("target", metavar="OUT.jsonl", help="answers; requests that it answers already are left out")
+    _add_serve(batch)
+    _add_fit(commands.add_parser("fit", help="say whether a model fits into memory", allow_abbrev=False))
     _add_convert(commands.add_parser("convert", help="quantize a model to a folder for MLX", allow_abbrev=False))
     export = commands.add_parser("export", help="write a model as a folder that mlx-lm reads", allow_abbrev=False)
     export.add_argument("model", metavar="MODEL", help="folder, GGUF file, hub id or short name")
@@ -112,6 +134,31 @@ def make_parser() -> ArgumentParser:
     )
     commands.add_parser("doctor", help="measure this machine and say what will be used", allow_abbrev=False)
     return parser
+
+
+def _add_fit(parser: ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="folder, GGUF file, hub id or short name")
+    parser.add_argument("--ctx", type=_count, metavar="N", help="tokens of each row (the model's longest context)")
+    parser.add_argument("--rows", type=_count, default=1, metavar="R", help="requests in the running batch (1)")
+    parser.add_argument("--kv", type=_kv, default="off", metavar="SCHEME", help="as of serve: off, 8, 4, turbo:k8v3")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="weights in memory, as of serve (auto)")
+    parser.add_argument(
+        "--prefill-chunk", type=_count, default=512, metavar="N", help="prompt tokens computed in one step (512)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def _kv(text: str) -> str:
+    if re.fullmatch(KV_PATTERN, text) is None:
+        raise ArgumentTypeError(f"{text!r} is no scheme: off, 2, 3, 4, 5, 6, 8, config or turbo:k8v3")
+    return text
 
 
 def _add_convert(parser: ArgumentParser) -> None:

@@ -3,6 +3,10 @@
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def announce_loading(model: str, url: str) -> None:
@@ -38,6 +42,17 @@ def table(rows: list[tuple[str, str]], title: str) -> None:
     for name, value in rows:
         grid.add_row(name, value)
     Console(highlight=False).print(grid)
+
+
+def progress(items: Iterator[T], *, total: int) -> Iterator[T]:
+    """Pass items on, with a bar on a terminal."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(items, total=total, console=Console(stderr=True), description="Answering")
 
 
 def say(line: str) -> None:

@@ -4,12 +4,20 @@ ChatServerError(Exception)
 ├── InvalidSetting    a flag, variable or key has a value that cannot be used, or no such setting exists (ValueError)
 ├── UnsafeBinding     the address is reachable from other machines and no API key is set (ValueError)
 ├── AddressUnusable   the address is taken, forbidden or unknown (OSError)
+├── BatchFileError    a batch file cannot be read or written
 └── ModelUnavailable  the model could not be found, fetched or read
 
 Each ends the command with exit code 2 and its message as one line.
 """
 
-__all__ = ["AddressUnusable", "ChatServerError", "InvalidSetting", "ModelUnavailable", "UnsafeBinding"]
+__all__ = [
+    "AddressUnusable",
+    "BatchFileError",
+    "ChatServerError",
+    "InvalidSetting",
+    "ModelUnavailable",
+    "UnsafeBinding",
+]
 
 
 class ChatServerError(Exception):
@@ -43,6 +51,10 @@ class UnsafeBinding(ChatServerError, ValueError):
 
 class AddressUnusable(ChatServerError, OSError):
     """The server cannot listen where it was told to."""
+
+
+class BatchFileError(ChatServerError):
+    """A file of requests or answers cannot be used."""
 
 
 class ModelUnavailable(ChatServerError):
