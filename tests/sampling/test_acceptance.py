@@ -345,6 +345,19 @@ def test_rows_do_not_depend_on_each_other(seed, order):
     assert [together[place] for place in order] == shuffled
 
 
+def test_what_the_target_never_says_is_never_kept():
+    """A drafted token without probability is replaced even where the draft's own probability is next to nothing."""
+    logits = mx.zeros((1, 2, V))
+    proposal = mx.zeros((1, V))
+    proposal[0, 1] = -mx.inf
+    for draft, mask in ((Draft([9], mx.zeros((1, V))), Open((2, 3))), (Draft([1], proposal), Open((2, 3)))):
+        for seed in range(50):
+            row = row_of({"temperature": 1.0, "seed": seed}, mask=mask)
+            result = accept_drafts(logits, [row], [draft])
+            assert result.num_accepted.item() == 0
+            assert result.settle()[0][0] in (2, 3)
+
+
 def test_greedy_rows_ignore_the_proposal():
     """At temperature 0 a draft is kept exactly as long as it is the best token, whatever it was drawn from."""
     logits = mx.zeros((1, 4, V))

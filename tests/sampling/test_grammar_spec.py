@@ -51,6 +51,25 @@ def test_what_is_not_enforced_is_refused(entry):
     assert len(caught.value.reason) <= 300
 
 
+def test_the_number_of_properties_is_bounded():
+    """Objects so large that compiling them would take minutes are refused at once; large ones are taken."""
+
+    def wide(num_properties, name="k"):
+        return {
+            "type": "object",
+            "properties": {f"{name}{number}": {"type": "null"} for number in range(num_properties)},
+        }
+
+    check_grammar(GrammarSpec.json_schema(wide(300)))
+    for schema in (
+        wide(1001),
+        {"type": "object", "required": [str(number) for number in range(1001)]},
+        {"anyOf": [wide(900, f"x{number}") for number in range(6)]},
+    ):
+        with pytest.raises(InvalidGrammar, match="properties; use at most"):
+            check_grammar(GrammarSpec.json_schema(schema))
+
+
 @pytest.mark.parametrize("key", [entry["name"] for entry in DATA["unsupported"]][:6])
 def test_what_is_not_enforced_is_refused_deep_inside(key):
     """The refusal does not depend on where in the schema the keyword is, nor on a tag around it."""

@@ -12,6 +12,8 @@ from headrace_sampling.errors import InvalidGrammar
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+# Compiling takes time quadratic in the properties of an object: about a second for so many, five for so many in all.
+_MAX_PROPERTIES, _MAX_PROPERTIES_IN_ALL = 1000, 5000
 _DATA_KEYWORDS = ("const", "default", "enum", "examples")
 # JSON writes them as \u and four digits only; the compiler would leave them out.
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
@@ -21,13 +23,25 @@ def check_schema(schema: Mapping[str, object]) -> None:
     """Refuse what would be compiled to something else than it says.
 
     Raises:
-        InvalidGrammar: a lower bound on properties that repeated keys could meet, a character that is not written, or
-            a schema that only endless values meet.
+        InvalidGrammar: a lower bound on properties that repeated keys could meet, a character that is not written, too
+            many properties, or a schema that only endless values meet.
     """
+    num_properties = 0
     for entry in _objects(schema):
+        num_properties += _count_properties(entry)
+        if num_properties > _MAX_PROPERTIES_IN_ALL:
+            _refuse("it has too many properties", f"use at most {_MAX_PROPERTIES_IN_ALL} in all")
         _check_key_bound(entry)
         _check_characters(entry)
     _check_ends(schema)
+
+
+def _count_properties(entry: Mapping[str, object]) -> int:
+    groups = (entry.get(name) for name in ("properties", "patternProperties", "required"))
+    count = max((len(cast("list[object]", one)) for one in groups if isinstance(one, (dict, list))), default=0)
+    if count > _MAX_PROPERTIES:
+        _refuse(f"an object has {count} properties", f"use at most {_MAX_PROPERTIES} in an object")
+    return count
 
 
 def _check_key_bound(entry: Mapping[str, object]) -> None:
