@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from headrace_models.boundary import BoundaryProbe
 from headrace_models.config import read_config
@@ -155,7 +155,11 @@ class Codec:
 
 
 def load_codec(
-    source: ModelSource, *, gguf: GgufFile | None = None, eos_token_ids: frozenset[int] | None = None
+    source: ModelSource,
+    *,
+    gguf: GgufFile | None = None,
+    eos_token_ids: frozenset[int] | None = None,
+    chat_template: str | None = None,
 ) -> Codec:
     """Load the codec of a model.
 
@@ -163,6 +167,7 @@ def load_codec(
         source: the model's files.
         gguf: the GGUF file's head, when the caller has parsed it already.
         eos_token_ids: ids that end a reply, when the caller has read the configuration already.
+        chat_template: Jinja text to use instead of the model's own templates.
 
     Raises:
         SourceError: a file or field is missing or damaged.
@@ -178,6 +183,8 @@ def load_codec(
         tokenizer = read_tokenizer(path)
         settings = TokenizerSettings.from_folder(source.path)
         content = path.read_bytes()
+    if chat_template is not None:
+        settings = evolve(settings, templates={"default": chat_template})
     if eos_token_ids is None:
         eos_token_ids = read_config(source, gguf=gguf).eos_token_ids
     return Codec(tokenizer, settings, eos_token_ids=eos_token_ids, identity=_identity(content, settings))
