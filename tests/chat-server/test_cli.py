@@ -38,7 +38,7 @@ def test_version_is_the_distribution_s():
 
 def test_help_lists_every_command_and_serve_every_variable():
     """Help is complete: commands on the top page, flags and variables on the page of serve."""
-    assert all(word in run("--help").stdout for word in ("serve", "convert", "export", "doctor"))
+    assert all(word in run("--help").stdout for word in ("serve", "fit", "convert", "export", "doctor"))
     text = run("serve", "--help").stdout
     assert all(word in text for word in ("--max-rows", "--decode-concurrency", "HEADRACE_PORT", "--config"))
 

@@ -9,10 +9,10 @@ from attrs import define, field
 
 from headrace_chat_server.engine_loader import EngineLoader
 from headrace_chat_server.errors import ModelUnavailable
+from headrace_chat_server.fit import ServingLimits, kv_scheme
 from headrace_chat_server.registry import SingleModelRegistry
 from headrace_chat_server.settings import EngineSettings, Settings, is_loopback
 from headrace_chat_server.text_side import TextSide, load_text_side
-from headrace_kvcache import InvalidScheme, KVScheme
 from headrace_scheduling import EngineConfig, GenerationGateway, SchedulingError
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def compose(
     loader: "ModelLoader | None" = None,
     load_text: Callable[[], TextSide] | None = None,
     started_at: float | None = None,
+    limits: ServingLimits | None = None,
 ) -> Composition:
     """Put the parts together without starting or loading any.
 
@@ -97,11 +98,12 @@ def compose(
         loader: replaces the loader of the engine; must be picklable for a child process.
         load_text: replaces the loading of codec and sampling defaults.
         started_at: Unix time in seconds of the program's start; None is now.
+        limits: what the machine's memory allows; None leaves it to the model and the settings.
     """
     started_at = time.time() if started_at is None else started_at
     if loader is None:
         loader = EngineLoader(name=source.name, path=source.path, format=source.format, dtype=settings.engine.dtype)
-    port = make_port(settings.engine, loader, source.path)
+    port = make_port(settings.engine, loader, source.path, limits)
     gateway = GenerationGateway(port, max_outstanding=settings.engine.max_queue)
     registry = SingleModelRegistry(
         name=source.name,
@@ -114,15 +116,21 @@ def compose(
         gateway=gateway,
         registry=registry,
         started_at=started_at,
-        load_text_side=load_text or (lambda: load_text_side(source, settings.sampling)),
+        load_text_side=load_text or (lambda: load_text_side(source, settings.sampling, settings.chat_template)),
     )
 
 
-def make_port(settings: EngineSettings, loader: "ModelLoader", model_path: "Path | None" = None) -> "EnginePort":
+def make_port(
+    settings: EngineSettings,
+    loader: "ModelLoader",
+    model_path: "Path | None" = None,
+    limits: ServingLimits | None = None,
+) -> "EnginePort":
     """Make the engine's port over the transport that the settings name; nothing starts yet.
 
     Args:
         model_path: folder or file of the model, where `kv` "config" looks for `kv_config.json`.
+        limits: what the machine's memory allows.
 
     Raises:
         ModelUnavailable: the KV scheme cannot be used.
@@ -131,8 +139,9 @@ def make_port(settings: EngineSettings, loader: "ModelLoader", model_path: "Path
         loader=loader,
         max_rows=settings.max_rows,
         prefill_chunk=settings.prefill_chunk,
-        kv_scheme=_kv_scheme(settings.kv, model_path),
-        kv_budget_bytes=settings.kv_budget,
+        kv_scheme=kv_scheme(settings.kv, model_path),
+        max_context=None if limits is None else limits.max_context,
+        kv_budget_bytes=settings.kv_budget if limits is None else limits.kv_budget_bytes,
         prompt_cache_bytes=settings.prompt_cache,
     )
     if settings.transport == "thread":
@@ -142,13 +151,3 @@ def make_port(settings: EngineSettings, loader: "ModelLoader", model_path: "Path
     from headrace_scheduling.process_port import ProcessEnginePort
 
     return ProcessEnginePort(config)
-
-
-def _kv_scheme(text: str, model_path: "Path | None") -> KVScheme | None:
-    if text == "off":
-        return None
-    folder = None if model_path is None else model_path if model_path.is_dir() else model_path.parent
-    try:
-        return KVScheme.parse(text, kv_config=folder)
-    except InvalidScheme as error:
-        raise ModelUnavailable(f"kv is {text!r}: {error}") from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace_chat_server.composition import Composition, compose
 from headrace_chat_server.console import announce, announce_loading
+from headrace_chat_server.fit import ServingLimits, check_fit
 from headrace_chat_server.listener import bind, url_of
 from headrace_chat_server.models import find_model, require_backend
 from headrace_chat_server.settings import Settings, check_binding
@@ -31,11 +32,18 @@ def run_serve(settings: Settings) -> int:
     with bind(settings.server.host, settings.server.port) as listener:
         require_backend()
         source = find_model(settings.model)
-        return asyncio.run(_serve(settings, listener, source, started_at))
+        limits = check_fit(settings.engine, source)
+        return asyncio.run(_serve(settings, listener, source, started_at, limits))
 
 
-async def _serve(settings: Settings, listener: socket.socket, source: "ModelSource", started_at: float) -> int:
-    composition = compose(settings, source, started_at=started_at)
+async def _serve(
+    settings: Settings,
+    listener: socket.socket,
+    source: "ModelSource",
+    started_at: float,
+    limits: ServingLimits | None,
+) -> int:
+    composition = compose(settings, source, started_at=started_at, limits=limits)
     url = url_of(listener)
     with stop_signals() as signals:
         try:

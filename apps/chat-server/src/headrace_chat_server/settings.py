@@ -136,6 +136,7 @@ class EngineSettings:
         2 * 1024**3,
         Option(kind=Size(), help="most bytes of stored prompt prefixes, such as 2G; 0 stores none"),
     )
+    ignore_fit: bool = _setting(False, Option(kind=Switch(), help="load the model even if it does not fit into memory"))
     max_tokens: int | None = _setting(
         None,
         Option(kind=Integer(1, 10_000_000), help="reply limit of requests that set none; default: the model's context"),
@@ -162,9 +163,13 @@ class Settings:
 
     Attributes:
         model: a folder, a GGUF file, a hub id or the short name of a packaged model; None is the default model.
+        chat_template: path of a file; None uses the model's own template.
     """
 
     model: str | None = _setting(None, Option(kind=Text(), help="model to serve, as the MODEL argument"))
+    chat_template: str | None = _setting(
+        None, Option(kind=Text(), help="file with a Jinja chat template to use instead of the model's own")
+    )
     server: ServerSettings = field(factory=ServerSettings)
     engine: EngineSettings = field(factory=EngineSettings)
     sampling: SamplingSettings = field(factory=SamplingSettings)

@@ -157,7 +157,7 @@ def fit_source(
     chunk: int = DEFAULT_CHUNK,
     prefix_bytes: int = 0,
 ) -> FitReport:
-    """As `fit`, for a model's files on this machine's device; reads headers and imports mlx to ask for the device.
+    """As `fit`, for a model's files on this machine's device; reads headers, and imports mlx where that may be a GPU.
 
     Args:
         num_tokens: None is the model's longest context.
@@ -165,20 +165,20 @@ def fit_source(
     Raises:
         as `fit`, and ModelError for files that are not read.
     """
-    from headrace_models.device import profile
     from headrace_models.gguf_file import read_gguf
-    from headrace_models.usable_memory import usable_memory
+    from headrace_models.usable_memory import device_and_memory, usable_memory
 
     gguf = read_gguf(source.path) if source.format == "gguf" else None
-    config, device = read_config(source, gguf=gguf), profile()
+    config = read_config(source, gguf=gguf)
+    device, memory_bytes = device_and_memory()
     return fit(
         config,
         read_headers(source, gguf=gguf),
         num_tokens=config.max_positions if num_tokens is None else num_tokens,
         rows=rows,
-        device=device.kind,
-        usable=usable_memory(device.kind),
-        memory_bytes=device.memory_bytes,
+        device=device,
+        usable=usable_memory(device),
+        memory_bytes=memory_bytes,
         scheme=scheme,
         dtype=dtype,
         chunk=chunk,

@@ -30,7 +30,7 @@ _WORDS = 8
 _MIN_COLUMNS = 256
 _RING_SLACK = 16
 # A process with MLX, its BLAS and buffers that the allocator keeps; and a tokenizer, per token of the vocabulary.
-_PROCESS_BYTES = 130_000_000
+_PROCESS_BYTES = 170_000_000
 _TOKEN_BYTES = 1_400
 # While a row waits for its conversion the next one may already be prefilled beside it.
 _CONVERTING_ROWS = 2
@@ -185,13 +185,23 @@ class MemoryPlan:
 
     def converting_bytes(self, num_tokens: int, rows: int) -> int:
         """Return what rows take that wait for their conversion, stored as they come."""
-        first = first_chunk_length(num_tokens)
-        seats = min(rows, _CONVERTING_ROWS)
-        return seats * sum(
-            self._columns(layer, first) * layer.elements_per_token * _ITEM_SIZES[self.spec.dtype]
+        return sum(self._converting(num_tokens, rows))
+
+    def _converting(self, num_tokens: int, rows: int) -> list[int]:
+        first, seats = first_chunk_length(num_tokens), min(rows, _CONVERTING_ROWS)
+        return [
+            seats * self._columns(layer, first) * layer.elements_per_token * _ITEM_SIZES[self.spec.dtype]
             for index, layer in enumerate(self.spec.layers)
             if self.scheme.packing_of(index, layer.kind) is not None
-        )
+        ]
+
+    def _growing_bytes(self, num_tokens: int, rows: int) -> int:
+        """Return what the buffers of a layer take once more while they grow; layers grow one after the other."""
+        kept = [
+            rows * self._columns(layer, num_tokens) * self._bytes_per_token(index, layer)
+            for index, layer in enumerate(self.spec.layers)
+        ]
+        return max(kept + self._converting(num_tokens, rows))
 
     def kv_bytes(self, num_tokens: int, rows: int) -> int:
         """Return the bytes of the slots of `rows` rows of `num_tokens`, with those that wait for their conversion."""
@@ -199,7 +209,7 @@ class MemoryPlan:
 
     def transient_bytes(self, num_tokens: int, rows: int) -> int:
         """Return what the most expensive step takes on top."""
-        return self.transient.bytes_at(num_tokens, chunk=self.chunk, rows=rows)
+        return self.transient.bytes_at(num_tokens, chunk=self.chunk, rows=rows) + self._growing_bytes(num_tokens, rows)
 
     def device_bytes(self, num_tokens: int, rows: int) -> int:
         """Return the peak of what MLX allocates."""

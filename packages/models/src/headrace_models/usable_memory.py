@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +13,10 @@ from attrs import frozen
 if TYPE_CHECKING:
     from headrace_models.device import DeviceKind
 
-__all__ = ["UsableMemory", "linux_memory", "usable_memory"]
+__all__ = ["UsableMemory", "device_and_memory", "linux_memory", "usable_memory"]
 
 _KIB = 1024
+_CUDA_DISTRIBUTIONS = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 _NO_LIMIT = 1 << 60
 
 
@@ -30,6 +33,27 @@ class UsableMemory:
     size_bytes: int
     origin: str
     advice: str | None = None
+
+
+def device_and_memory() -> tuple[DeviceKind, int]:
+    """Return the kind of MLX's default device and the machine's memory in bytes.
+
+    Imports mlx only where that may be a GPU, so that a serving process on a CPU stays without it.
+    """
+    if sys.platform == "linux" and not any(_is_installed(name) for name in _CUDA_DISTRIBUTIONS):
+        return "cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    from headrace_models.device import profile
+
+    found = profile()
+    return found.kind, found.memory_bytes
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def usable_memory(kind: DeviceKind) -> UsableMemory:
