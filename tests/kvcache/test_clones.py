@@ -310,6 +310,13 @@ def test_room_beyond_a_quarter_is_not_kept():
         assert active_bytes() <= before
 
 
+def test_an_entry_keeps_a_ring_at_rest():
+    """What only the queries of the last chunk could see is neither stored nor billed."""
+    store = PrefixCache(1 << 30)
+    store.put(range(LENGTH), filled("full ring", arrays(mx.float32), CHUNKS["at once"]), namespace=NAMESPACE)
+    assert store.nbytes == 2 * 24 * HEADS * SIZE * 4
+
+
 def test_a_compact_entry_costs_nothing_until_somebody_writes():
     """put and take of compact caches copy nothing; the caller's first append copies its buffers, and no other does."""
     data = arrays(mx.float32, 4000)

@@ -157,7 +157,9 @@ class NaiveStore:
             entry.sessions.discard(session)
 
 
-TOKENS = st.lists(st.integers(0, 1), max_size=9).map(tuple)
+# Prefixes of a few runs, so that keys meet: equal, longer, shorter, and departing.
+RUNS = [(1,) * 9, (1, 1, 1, 2, 2, 2, 2, 2, 2), (1, 1, 1, 2, 2, 1, 1, 1, 1)]
+TOKENS = st.builds(lambda run, length: run[:length], st.sampled_from(RUNS), st.integers(0, 9))
 NAMESPACES = st.sampled_from([ONE, ONE, OTHER, None])
 SESSIONS = st.sampled_from(["a", "b", None])
 
@@ -250,6 +252,7 @@ def test_take_gives_never_all_of_a_prompt_and_again_and_again():
     store, tokens = PrefixCache(1 << 30), list(range(50))
     store.put(tokens, [plain(tokens)], namespace=ONE)
     for _ in range(2):
+        assert store.peek(tokens, namespace=ONE) == 49
         hit = store.take(tokens, namespace=ONE)
         assert hit.num_tokens == 49
         assert_holds(hit.caches, tokens[:49])

@@ -43,14 +43,14 @@ def clone_caches(caches: Sequence[_Cache]) -> list[_Cache]:
 
 
 def shortened(cache: _Cache, num_tokens: int, *, step: int) -> _Cache:
-    """Return a cache, or a twin, without most of the room behind its `num_tokens` positions: whole steps stay.
+    """Return a twin without the columns beyond the whole steps of `num_tokens` positions; trim it to these.
 
     So a first append copies what the twin holds and not all that it was cut from.
     """
     if isinstance(cache, CacheList | ConvertingCache) or parts_of(cache) is not None:
         return _rebuilt(cache, lambda part: shortened(part, num_tokens, step=step))
     columns, held = -(-num_tokens // step) * step, _num_columns(cache)
-    return cache if held is None or held <= columns else _cut(cache, columns, _fresh)
+    return _twin(cache, _fresh) if held is None or held <= columns else _cut(cache, columns, _fresh)
 
 
 def compacted(caches: Sequence[_Cache]) -> list[_Cache]:

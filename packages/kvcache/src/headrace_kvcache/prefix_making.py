@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace_kvcache.clones import arrays_of, clone_caches, compacted, shortened
+from headrace_kvcache.clones import arrays_of, compacted, shortened
 from headrace_kvcache.errors import IntegrityError
 from headrace_kvcache.fields import SLAB
 from headrace_kvcache.prefix_entries import PrefixEntry
@@ -43,9 +43,9 @@ def make_entry(
 
 def served_caches(caches: Sequence[Any], num_tokens: int) -> list[Any]:
     """Return clones trimmed to their first `num_tokens` positions, without the buffers' tails."""
-    clones = clone_caches(caches)
+    clones = [shortened(cache, num_tokens, step=SLAB) for cache in caches]
     trim_to(clones, num_tokens)
-    return [shortened(cache, num_tokens, step=SLAB) for cache in clones]
+    return clones
 
 
 def check_entry(entry: PrefixEntry) -> None:
