@@ -132,3 +132,16 @@ def test_completion_shape():
         "top_logprobs": [None, {"x": -0.25, "né": -4.0}],
         "text_offset": [10, 12],
     }
+
+
+def test_what_was_captured_unpickles_without_mlx():
+    """The process that answers requests gets log-probabilities from the engine's, and never loads MLX for them."""
+    import pickle
+    import subprocess
+    import sys
+
+    sent = pickle.dumps(TokenLogprobs(token_id=5, logprob=-1.0, top=((5, -1.0),)))
+    code = f"import pickle, sys; print(pickle.loads({sent!r}).token_id, 'mlx' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert shown.split() == ["5", "False"]

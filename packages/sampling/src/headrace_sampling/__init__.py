@@ -1,7 +1,8 @@
 """Samplers for MLX language models: per-row parameters and randomness, vectorised over the batch.
 
 Public modules: `params` (`SamplingParams`), `curves` (tone curves), `seeds` (seeds and step keys), `filters` (filters
-over rows), `sampler` (`StepSampler`, one row), `batch` (`BatchSampler`, many rows), `logprobs`, `openai_view`
+over rows), `sampler` (`StepSampler`, one row), `batch` (`BatchSampler`, many rows), `logprobs`, `token_logprobs`
+(`TokenLogprobs`, without MLX), `openai_view`
 (OpenAI's shapes of log-probabilities), `mlx_lm_shapes` (mlx-lm's shapes of samplers and processors), `setup`
 (`GrammarMask`), `bitmask` (masks of all rows in one operation), `grammar` (specification, check, compiler, controller;
 needs the extra `grammar`), `acceptance` (`accept_drafts`), `errors`.
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from headrace_sampling.grammar.spec import GrammarSpec as GrammarSpec
     from headrace_sampling.grammar.spec import GrammarTag as GrammarTag
     from headrace_sampling.logprobs import StepLogprobs as StepLogprobs
-    from headrace_sampling.logprobs import TokenLogprobs as TokenLogprobs
     from headrace_sampling.logprobs import score_tokens as score_tokens
     from headrace_sampling.mlx_lm_shapes import make_logits_processors as make_logits_processors
     from headrace_sampling.mlx_lm_shapes import make_sampler as make_sampler
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from headrace_sampling.seeds import mix_seed as mix_seed
     from headrace_sampling.seeds import step_key as step_key
     from headrace_sampling.setup import GrammarMask as GrammarMask
+    from headrace_sampling.token_logprobs import TokenLogprobs as TokenLogprobs
 
 __all__ = [
     "AcceptedDrafts",
@@ -134,7 +135,7 @@ _MODULES = {
     "StepLogprobs": "logprobs",
     "StepSampler": "sampler",
     "TokenBitmask": "bitmask",
-    "TokenLogprobs": "logprobs",
+    "TokenLogprobs": "token_logprobs",
     "TokenNotAllowed": "errors",
     "TokenizerFacts": "grammar.compiler",
     "ToneCurve": "curves",

@@ -9,27 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
-from attrs import define, field, frozen
+from attrs import define, field
 
 from headrace_sampling.errors import InvalidSamplingParams
+from headrace_sampling.token_logprobs import TokenLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-
-@frozen(kw_only=True)
-class TokenLogprobs:
-    """The log-probability of one token, and the best candidates of its step. Picklable.
-
-    Attributes:
-        token_id: the token.
-        logprob: its natural log-probability; minus infinity if it was impossible.
-        top: pairs of token id and log-probability, best first, lowest id first among equals.
-    """
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @define(eq=False)

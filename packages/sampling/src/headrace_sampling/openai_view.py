@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from headrace_sampling.logprobs import TokenLogprobs
+    from headrace_sampling.token_logprobs import TokenLogprobs
 
 IMPOSSIBLE = -9999.0
 """Stands for minus infinity, which JSON has no number for."""

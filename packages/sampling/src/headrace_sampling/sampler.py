@@ -9,14 +9,15 @@ from attrs import define, field
 
 from headrace_sampling.chain import SampledStep, SamplingChain
 from headrace_sampling.history import HistoryNeeds, RowHistory
-from headrace_sampling.logprobs import StepLogprobs, TokenLogprobs
 from headrace_sampling.processors import changes_logits
 from headrace_sampling.seeds import default_seed, mix_seed, step_key
 from headrace_sampling.setup import GrammarMask, RowSetup, check_history, check_vocabulary
+from headrace_sampling.token_logprobs import TokenLogprobs
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from headrace_sampling.logprobs import StepLogprobs
     from headrace_sampling.params import SamplingParams
 
 TokenSink: TypeAlias = Callable[[int, TokenLogprobs | None], bool | None]
