@@ -131,6 +131,28 @@ def test_other_decoders_stream_what_they_decode_at_once(ids):
     assert "".join(stream(codec, ids)) == codec.decode(ids)
 
 
+@pytest.mark.parametrize("make", [byte_tokenizer, window_codec])
+def test_token_bytes_joined_are_the_texts_bytes(make):
+    """Token by token the bytes of a text; special tokens give their names, unknown ids nothing."""
+    made = make()
+    codec = made if isinstance(made, Codec) else make_codec(made)
+    text = "héllo wörld" if make is byte_tokenizer else "hello world"
+    ids = [token_id for token_id in codec.encode(text) if token_id not in codec.eos_token_ids]
+
+    joined = b"".join(codec.token_bytes(token_id) for token_id in ids).decode()
+    assert joined.removeprefix("<s>").replace(" ", "").replace("##", "") == text.replace(" ", "")
+    assert [codec.token_bytes(token_id) for token_id in codec.eos_token_ids] == [b"</s>"]
+    assert codec.token_bytes(10**6) == b""
+
+
+def test_tokenizer_json_is_the_same_tokenizer():
+    """What is handed over builds a tokenizer that encodes alike."""
+    tokenizer = byte_tokenizer()
+    again = Tokenizer.from_str(make_codec(tokenizer).tokenizer_json())
+
+    assert again.encode("héllo <|user|>").ids == tokenizer.encode("héllo <|user|>").ids
+
+
 def test_decoders_of_two_rows_do_not_share_state():
     """Half a character in one row shows up in no other row."""
     first, second = CODEC.new_decoder(), CODEC.new_decoder()

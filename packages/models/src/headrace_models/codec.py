@@ -83,6 +83,18 @@ class Codec:
         shown = [token_id for token_id in token_ids if token_id not in self._hidden]
         return self._tokenizer.decode(shown, skip_special_tokens=True)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that one token stands for, for a special token those of its name; none for an unknown id."""
+        if self._pieces is not None and token_id not in self._hidden:
+            return self._pieces.bytes_of(token_id)
+        if token_id in self._hidden:
+            return (self._tokenizer.id_to_token(token_id) or "").encode()
+        return self._decode_raw([token_id]).encode()
+
+    def tokenizer_json(self) -> str:
+        """Return the tokenizer in the format of the tokenizers library, for what builds its own from it."""
+        return self._tokenizer.to_str()
+
     def new_decoder(self) -> TokenDecoder:
         """Make a decoder for one row. Its texts joined equal `decode`, less bytes that are no character."""
         if self._pieces is not None:
