@@ -165,6 +165,48 @@ def test_a_free_token_never_hides_the_grammars_first(compiler, open_ids, facts):
                 row.rollback(1)
 
 
+def test_rollback_within_the_marker(compiler, open_ids, write):
+    """Rolled back inside a marker that was spelled in pieces, the row knows how much of it is left."""
+    row = compiler.compile(GrammarSpec.json_object(free_until="</think>"))
+    write(row, "a</thi")
+    row.rollback(3)
+    write(row, "thinx")
+    row.rollback(1)
+    write(row, "k>")
+
+    assert not row.is_free
+    row.rollback(2)
+    assert row.is_free
+    row.rollback(4)
+    write(row, "hink>")
+    assert row.is_free
+
+
+def test_a_draft_is_walked_from_where_the_row_stands(compiler, open_ids, write):
+    """Drafts within the free part, across its marker, and within the grammar see the masks that the row would see."""
+    spec = GrammarSpec.regex("ab?c", free_until="</think>")
+    for done, draft in (("so </thi", b"nk>ab"), ("so </thi", b"cc"), ("</think>a", b"bc"), ("</think>ac", [EOS, EOS])):
+        row, fresh = compiler.compile(spec), compiler.compile(spec)
+        write(row, done)
+        write(fresh, done)
+        masks = row.draft_masks(list(draft))
+        for mask in masks:
+            assert open_ids(mask) == open_ids(fresh)
+            assert mask.only_ends == fresh.only_ends
+            if fresh.num_accepted - len(done) < len(draft) and not fresh.is_terminated:
+                fresh.accept(draft[fresh.num_accepted - len(done)])
+        assert row.num_accepted == len(done)
+        assert len(masks) == (1 if draft[0] == EOS else len(draft) + 1)
+
+
+def test_a_grammar_of_token_ids_opens_no_token_without_bytes(compiler, open_ids):
+    """Where a Lark grammar takes any token but one, ids without bytes and padding stay closed."""
+    opened = open_ids(compiler.compile(GrammarSpec.lark("start: <[^258]>")))
+
+    assert CALL in opened
+    assert opened.isdisjoint({THINK_END, NO_BYTES, *range(len(compiler.facts.tokens), 352)})
+
+
 def test_forced_tokens_are_what_must_come(compiler, write):
     """Forced tokens spell what the grammar leaves no choice about, and are not accepted by asking."""
     row = compiler.compile(POINT)
