@@ -20,9 +20,10 @@ from headrace_http_api import (
     ServerInfo,
     create_app,
 )
+from headrace_sampling import TokenLogprobs
 from headrace_scheduling.errors import ContextOverBudget
 from headrace_scheduling.events import Finished, GenerateStats, TextDelta
-from headrace_scheduling.requests import ExecutionPlan, GenerationPlacement
+from headrace_scheduling.requests import ExecutionPlan, GenerationPlacement, GenerationRequest
 
 VOCAB_SIZE = 1000
 MAX_CONTEXT = 512
@@ -43,6 +44,9 @@ class FakeCodec:
     has_chat_template: bool = True
     refusal: Exception | None = None
     chats: list = field(factory=list)
+    tools: list = field(factory=list)
+    efforts: list = field(factory=list)
+    starts_in_reasoning: bool = False
     threads: list = field(factory=list)
     remembered: list = field(factory=list)
 
@@ -55,64 +59,110 @@ class FakeCodec:
         self.threads.append(threading.current_thread())
         return [ord(c) % VOCAB_SIZE for c in text]
 
-    def prepare_chat(self, messages, *, template_kwargs=None):
+    def decode(self, token_ids):
+        return "".join(chr(token_id) for token_id in token_ids)
+
+    def token_bytes(self, token_id):
+        return chr(token_id).encode()
+
+    def prepare_chat(self, messages, *, tools=None, reasoning_effort=None, template_kwargs=None):
         if self.refusal is not None:
             raise self.refusal
         self.chats.append((messages, template_kwargs))
+        self.tools.append(tools)
+        self.efforts.append(reasoning_effort)
         ids = [1]
         for message in messages:
             ids += self.encode(message["content"])
-        return Prepared(tuple(ids))
+        return Prepared(tuple(ids), starts_in_reasoning=self.starts_in_reasoning)
 
 
 @define(eq=False)
 class FakeGeneration:
-    """Plays a script of texts, exceptions and events to wait for."""
+    """Plays a script of texts, deltas, exceptions and events to wait for; a text is told of each choice in turn."""
 
     gateway: "FakeGateway"
     script: deque
-    num_prompt_tokens: int
-    end: Finished | None = None
+    request: GenerationRequest
     closed: asyncio.Event = field(factory=asyncio.Event)
     num_deltas: int = 0
+    waiting: deque = field(factory=deque)
+    is_over: bool = False
 
     def __aiter__(self):
         return self
 
     async def __anext__(self):
-        while self.script:
+        while self.script or self.waiting:
+            if self.waiting:
+                return self.waiting.popleft()
             item = self.script.popleft()
             if isinstance(item, asyncio.Event):
                 self.gateway.waiting.set()
                 await item.wait()
             elif isinstance(item, Exception):
                 raise item
+            elif isinstance(item, TextDelta):
+                self.num_deltas += item.choice == 0
+                return item
             else:
                 self.num_deltas += 1
-                return TextDelta(item, (7,))
+                self.waiting += [self._delta(item, choice) for choice in range(self.request.options.num_choices)]
+        self.is_over = True
         raise StopAsyncIteration
 
+    def _delta(self, text, choice):
+        num_top = self.request.options.sampling.logprobs
+        return TextDelta(text, (7,), () if num_top is None else (scored(7, num_top),), choice)
+
     @property
-    def finished(self):
+    def prompt_logprobs(self):
+        num_top = self.request.options.prompt_logprobs
+        return () if num_top is None else tuple(scored(token_id, num_top) for token_id in self.request.prompt_ids[1:])
+
+    @property
+    def finished_choices(self):
         stats = GenerateStats(
-            num_prompt_tokens=self.num_prompt_tokens,
+            num_prompt_tokens=len(self.request.prompt_ids),
             num_cached_tokens=2,
             num_generated_tokens=self.num_deltas,
             queue_s=0.0,
             prefill_s=0.1,
             decode_s=0.1,
         )
-        return Finished(reason=self.gateway.reason, stats=stats, stop_string=self.gateway.stop_string)
+        totals = self.gateway.totals or [None] * self.request.options.num_choices
+        return tuple(
+            Finished(
+                reason=self.gateway.reason,
+                stats=stats,
+                stop_string=self.gateway.stop_string,
+                cumulative_logprob=totals[choice],
+            )
+            for choice in range(self.request.options.num_choices)
+        )
+
+    def end_of(self, choice):
+        return self.finished_choices[choice] if self.is_over else None
 
     async def aclose(self):
         self.closed.set()
 
 
+def scored(token_id, num_top):
+    """A token's log-probability, with candidates counted down from it."""
+    top = tuple((token_id + place, -0.5 - place) for place in range(num_top))
+    return TokenLogprobs(token_id=token_id, logprob=-0.5, top=top)
+
+
 @define(eq=False)
 class FakeGateway:
+    """`script` is what each generation plays; `scripts`, by prompt, goes before it."""
+
     script: list = field(factory=lambda: ["Hel", "", "lo"])
+    scripts: dict = field(factory=dict)
     reason: str = "stop"
     stop_string: str | None = None
+    totals: list | None = None
     refusal: Exception | None = None
     shapes: list = field(factory=list)
     requests: list = field(factory=list)
@@ -132,7 +182,8 @@ class FakeGateway:
         if self.refusal is not None:
             raise self.refusal
         self.requests.append(request)
-        generation = FakeGeneration(self, deque(self.script), len(request.prompt_ids))
+        script = self.scripts.get(request.prompt_ids, self.script)
+        generation = FakeGeneration(self, deque(script), request)
         self.generations.append(generation)
         return generation
 

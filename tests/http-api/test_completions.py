@@ -32,7 +32,10 @@ async def test_prompt_is_text_or_ids(client, models, prompt, ids):
         ("", "prompt"),
         ([], "prompt"),
         ([""], "prompt[0]"),
-        (["a", "b"], "prompt"),
+        (["a", 5], "prompt[1]"),
+        (["a", ""], "prompt[1]"),
+        (["a", [5, 1000]], "prompt[1][1]"),
+        (["a"] * 65, "prompt"),
         ([[]], "prompt[0]"),
         ([5, "a"], "prompt[1]"),
         ([5, True], "prompt[1]"),
@@ -60,7 +63,7 @@ async def test_prompt_at_the_context_is_refused(client):
     assert "512" in error["message"]
 
 
-@pytest.mark.parametrize(("name", "value"), [("echo", True), ("suffix", "x"), ("logprobs", 0), ("n", 3)])
+@pytest.mark.parametrize(("name", "value"), [("suffix", "x"), ("use_beam_search", True)])
 async def test_unserved_fields_are_refused(client, name, value):
     """What would change the answer is refused by name."""
     error = (await client.post(URL, json={"prompt": "a", name: value})).json()["error"]

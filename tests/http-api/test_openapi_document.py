@@ -9,7 +9,10 @@ from headrace_http_api.chat_request import ChatRequest
 from headrace_http_api.completion_request import CompletionRequest
 from headrace_http_api.openapi_document import request_schema
 
-BASES = {ChatRequest: {"messages": [{"role": "user", "content": "x"}]}, CompletionRequest: {"prompt": "x"}}
+BASES = {
+    ChatRequest: {"messages": [{"role": "user", "content": "x"}]},
+    CompletionRequest: {"prompt": "x", "echo": True},
+}
 URLS = {ChatRequest: "/v1/chat/completions", CompletionRequest: "/v1/completions"}
 
 

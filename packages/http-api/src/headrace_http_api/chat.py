@@ -7,15 +7,16 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from headrace_http_api.chat_replies import ChatStream, whole_choice
 from headrace_http_api.chat_request import ChatRequest, make_chat_converter
-from headrace_http_api.dialect import Choice, EncodedPrompt, check_capability, check_ids
+from headrace_http_api.encoded import Choice, EncodedPrompt, Reply, check_capability, check_ids
 from headrace_http_api.errors import InvalidRequest
 from headrace_http_api.generation import answer
-from headrace_http_api.ports import ServedModel
+from headrace_http_api.ports import PreparedPrompt, ServedModel
+from headrace_http_api.running import Running
 from headrace_http_api.services import ApiServices
 from headrace_http_api.unsupported import CHAT_UNSUPPORTED
 from headrace_http_api.validation import structure
-from headrace_scheduling.events import Finished
 
 __all__ = ["ChatDialect", "routes"]
 
@@ -38,7 +39,7 @@ class ChatDialect:
     def num_chars(self, request: ChatRequest) -> int:
         return request.num_chars
 
-    def encode(self, served: ServedModel, request: ChatRequest) -> EncodedPrompt:
+    def encode(self, served: ServedModel, request: ChatRequest) -> Sequence[EncodedPrompt]:
         check_capability(served, "chat")
         if not served.codec.has_chat_template:
             raise InvalidRequest(
@@ -46,42 +47,32 @@ class ChatDialect:
                 param="model",
                 code="no_chat_template",
             )
-        messages = [message.for_template() for message in request.messages]
-        try:
-            prepared = served.codec.prepare_chat(messages, template_kwargs=request.chat_template_kwargs)
-        except ValueError as exc:
-            raise InvalidRequest(
-                f"messages cannot be put into the model's chat template: {exc}", param="messages", code="invalid_prompt"
-            ) from None
+        prepared = _prepare(served, request)
         check_ids(prepared.ids, served, "messages")
-        return EncodedPrompt(prepared.ids, prepared.stable_boundary, is_chat=True)
+        return [EncodedPrompt(ids=prepared.ids, stable_boundary=prepared.stable_boundary, is_chat=True)]
 
-    def choice(self, text: str, finished: Finished) -> Choice:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": 0, "message": message, "logprobs": None, **_end(finished)}
+    def choice(self, running: Running[ChatRequest], place: int, index: int, reply: Reply) -> Choice:
+        return whole_choice(running, place, index, reply)
 
-    def head_choice(self) -> Choice | None:
-        return self._chunk_choice({"role": "assistant", "content": ""})
-
-    def delta_choice(self, text: str) -> Choice:
-        return self._chunk_choice({"content": text})
-
-    def last_choice(self, finished: Finished) -> Choice:
-        return self._chunk_choice({}) | _end(finished)
-
-    def _chunk_choice(self, delta: Choice) -> Choice:
-        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+    def open_stream(self, running: Running[ChatRequest], place: int, index: int) -> ChatStream:
+        return ChatStream.of(running, place, index)
 
 
 def routes(services: ApiServices) -> Sequence[BaseRoute]:
-    """Routes of chat completions."""
+    """Routes of chat completions; `/chat/completions` is where clients of mlx_lm.server may look."""
     dialect = ChatDialect()
 
     async def chat_completions(request: Request) -> ASGIApp:
         return await answer(request, services, dialect)
 
-    return [Route("/v1/chat/completions", chat_completions, methods=["POST"])]
+    return [Route(path, chat_completions, methods=["POST"]) for path in ("/v1/chat/completions", "/chat/completions")]
 
 
-def _end(finished: Finished) -> Choice:
-    return {"finish_reason": finished.reason, "stop_reason": finished.stop_string}
+def _prepare(served: ServedModel, request: ChatRequest) -> PreparedPrompt:
+    messages = [message.for_template() for message in request.messages]
+    try:
+        return served.codec.prepare_chat(messages, template_kwargs=request.chat_template_kwargs)
+    except ValueError as exc:
+        raise InvalidRequest(
+            f"messages cannot be put into the model's chat template: {exc}", param="messages", code="invalid_prompt"
+        ) from None

@@ -64,6 +64,11 @@ class ChatRequest(GenerationFields):
     messages: Messages
     max_completion_tokens: PositiveInt | None = None
     chat_template_kwargs: TemplateKwargs | None = None
+    logprobs: bool | None = None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        return self.wanted_logprobs(self.logprobs)
 
     @property
     def requested_max_tokens(self) -> int | None:
@@ -72,6 +77,11 @@ class ChatRequest(GenerationFields):
     @property
     def num_chars(self) -> int:
         return sum(len(message.content) for message in self.messages)
+
+    def check(self) -> None:
+        """As the base's, with the fields of chats."""
+        super().check()
+        _ = self.num_top_logprobs
 
 
 def make_chat_converter() -> Converter:

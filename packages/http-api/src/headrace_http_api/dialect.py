@@ -1,55 +1,44 @@
-"""What differs between the generating routes, and the parts of an answer that they share."""
+"""What differs between the generating routes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from attrs import frozen
-
-from headrace_http_api.errors import InvalidRequest
+from headrace_http_api.encoded import Choice, EncodedPrompt, Reply
 from headrace_http_api.generation_request import GenerationFields
 from headrace_http_api.ports import ServedModel
-from headrace_scheduling.events import Finished, GenerateStats
+from headrace_http_api.running import Running
+from headrace_scheduling.events import Finished, TextDelta
 
-__all__ = ["Choice", "Dialect", "EncodedPrompt", "Envelope", "check_capability", "check_ids", "usage_body"]
+__all__ = ["ChoiceStream", "Dialect"]
 
 RequestT = TypeVar("RequestT", bound=GenerationFields)
 
-Choice = dict[str, object]
 
-
-@frozen
-class Envelope:
-    """What every body and chunk of one answer repeats. `created` is Unix time in seconds."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str | None
-
-    def body(self, kind: str, choices: Sequence[Choice]) -> dict[str, object]:
-        """Build a body of OpenAI's object `kind`."""
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.system_fingerprint,
-            "choices": choices,
-        }
-
-
-@frozen
-class EncodedPrompt:
-    """A prompt as the engine gets it.
+class ChoiceStream(Protocol):
+    """Makes the choices that a stream's chunks carry, for one choice of the answer.
 
     Attributes:
-        stable_boundary: leading tokens that the next turn of the conversation will have too; None if unknown.
-        is_chat: a later prompt may repeat this one with its reply as text, so the reply's ids are remembered.
+        is_plain: each delta's text is one `text_choice`, and `push` need not be called.
     """
 
-    ids: Sequence[int]
-    stable_boundary: int | None = None
-    is_chat: bool = False
+    @property
+    def is_plain(self) -> bool: ...
+
+    def head(self) -> Choice | None:
+        """Build the choice that opens the stream, if one does."""
+        ...
+
+    def text_choice(self, text: str) -> Choice:
+        """Build the choice that carries new text."""
+        ...
+
+    def push(self, delta: TextDelta) -> Sequence[Choice]:
+        """Build the choices that a delta leads to."""
+        ...
+
+    def end(self, finished: Finished) -> Sequence[Choice]:
+        """Build the last choices; the very last one tells the end."""
+        ...
 
 
 class Dialect(Protocol[RequestT]):
@@ -74,71 +63,21 @@ class Dialect(Protocol[RequestT]):
         ...
 
     def num_chars(self, request: RequestT) -> int:
-        """Return how many characters of messages or prompt `encode` will work on at least."""
+        """Return how many characters of messages or of the longest prompt `encode` will work on at least."""
         ...
 
-    def encode(self, served: ServedModel, request: RequestT) -> EncodedPrompt:
-        """Return the prompt as token ids; may run in a worker thread.
+    def encode(self, served: ServedModel, request: RequestT) -> Sequence[EncodedPrompt]:
+        """Return the prompts as token ids; may run in a worker thread.
 
         Raises:
-            InvalidRequest: the prompt cannot be built.
+            InvalidRequest: a prompt cannot be built.
         """
         ...
 
-    def choice(self, text: str, finished: Finished) -> Choice:
-        """Build the choice of a whole answer."""
+    def choice(self, running: Running[RequestT], place: int, index: int, reply: Reply) -> Choice:
+        """Build the choice of a whole reply to the prompt at `place`."""
         ...
 
-    def head_choice(self) -> Choice | None:
-        """Build the choice that opens a stream, if one does."""
+    def open_stream(self, running: Running[RequestT], place: int, index: int) -> ChoiceStream:
+        """Begin the stream of one choice for the prompt at `place`."""
         ...
-
-    def delta_choice(self, text: str) -> Choice:
-        """Build the choice that carries new text."""
-        ...
-
-    def last_choice(self, finished: Finished) -> Choice:
-        """Build the choice that tells the end of a stream."""
-        ...
-
-
-def usage_body(stats: GenerateStats) -> dict[str, object]:
-    """Build OpenAI's usage object."""
-    return {
-        "prompt_tokens": stats.num_prompt_tokens,
-        "completion_tokens": stats.num_generated_tokens,
-        "total_tokens": stats.num_prompt_tokens + stats.num_generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": stats.num_cached_tokens},
-    }
-
-
-def check_capability(served: ServedModel, capability: str) -> None:
-    """Refuse a route that this model does not serve.
-
-    Raises:
-        InvalidRequest: names what it serves.
-    """
-    if capability not in served.capabilities:
-        offered = ", ".join(sorted(served.capabilities)) or "nothing"
-        raise InvalidRequest(
-            f"the model {served.name!r} does not serve {capability}; it serves {offered}",
-            param="model",
-            code="unsupported_model",
-        )
-
-
-def check_ids(ids: Sequence[int], served: ServedModel, param: str) -> None:
-    """Refuse an empty prompt, and token ids outside the vocabulary.
-
-    Raises:
-        InvalidRequest: names the id.
-    """
-    if not ids:
-        raise InvalidRequest(f"{param} gives no token; it must give at least one", param=param)
-    vocab_size = served.config.vocab_size
-    if max(ids) >= vocab_size:
-        index = next(index for index, token_id in enumerate(ids) if token_id >= vocab_size)
-        raise InvalidRequest(
-            f"{param}[{index}] is {ids[index]}; token ids of this model lie between 0 and {vocab_size - 1}",
-            param=f"{param}[{index}]",
-        )

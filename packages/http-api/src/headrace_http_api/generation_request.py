@@ -5,19 +5,28 @@ from typing import Annotated, Any, Literal
 from attrs import frozen
 from cattrs import Converter
 
-from headrace_http_api.json_body import path_step, shown
+from headrace_http_api.errors import InvalidRequest
+from headrace_http_api.json_body import shown
+from headrace_http_api.sampling_fields import SamplingFields, register_sampling_hooks
 from headrace_http_api.validation import AtLeast, Between, FieldError, make_converter
+from headrace_scheduling.requests import MAX_CHOICES
 
-__all__ = ["ACCEPTED_WITHOUT_EFFECT", "GenerationFields", "PositiveInt", "StreamOptions", "make_request_converter"]
+__all__ = [
+    "ACCEPTED_WITHOUT_EFFECT",
+    "MAX_TOP_LOGPROBS",
+    "GenerationFields",
+    "PositiveInt",
+    "StreamOptions",
+    "make_request_converter",
+]
 
 MAX_STOP_STRINGS = 16
-MAX_BIAS = 100.0
+MAX_TOP_LOGPROBS = 20
 
 # Known fields that never change an answer here, so that naming them as ignored would only be noise.
 ACCEPTED_WITHOUT_EFFECT = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",
@@ -27,8 +36,8 @@ ACCEPTED_WITHOUT_EFFECT = frozenset(
 )
 
 PositiveInt = Annotated[int, AtLeast(1)]
+NumChoices = Annotated[int, Between(1, MAX_CHOICES)]
 StopStrings = tuple[str, ...]
-LogitBias = dict[int, float]
 Priority = Literal["interactive", "batch"]
 
 
@@ -40,25 +49,23 @@ class StreamOptions:
 
 
 @frozen(kw_only=True)
-class GenerationFields:
+class GenerationFields(SamplingFields):
     """What every generation request may carry; None is "not given"."""
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    n: NumChoices = 1
+    best_of: NumChoices | None = None
     max_tokens: PositiveInt | None = None
-    temperature: Annotated[float, Between(0, 5)] | None = None
-    top_p: Annotated[float, Between(0, 1)] | None = None
-    top_k: Annotated[int, AtLeast(-1)] | None = None
-    min_p: Annotated[float, Between(0, 1)] | None = None
-    logit_bias: LogitBias | None = None
-    seed: Annotated[int, Between(-(2**63), 2**64 - 1)] | None = None
+    # -1 is mlx-lm's way to ask for none.
+    top_logprobs: Annotated[int, Between(-1, MAX_TOP_LOGPROBS)] | None = None
     stop: StopStrings = ()
-    ignore_eos: bool = False
     session_id: str | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
     priority: Priority = "interactive"
+    timeout_s: Annotated[float, Between(0.001, 86_400)] | None = None
 
     @property
     def cache_session_id(self) -> str | None:
@@ -70,15 +77,70 @@ class GenerationFields:
         return self.max_tokens
 
     @property
+    def drops_reply(self) -> bool:
+        """Whether only the prompt is wanted back."""
+        return False
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Best candidates wanted for each token of the prompt; None for no log-probabilities of it."""
+        return None
+
+    @property
+    def num_candidates(self) -> int:
+        """Replies to generate for each prompt."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Best candidates wanted for each token of the reply; None for no log-probabilities."""
+        raise NotImplementedError
+
+    @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    def check(self) -> None:
+        """Refuse fields that contradict each other.
+
+        Raises:
+            InvalidRequest: names one of them.
+        """
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequest(
+                f"best_of is {self.best_of}, and n is {self.n}; best_of must be at least n", param="best_of"
+            )
+        if self.best_of is not None and self.best_of > self.n and self.stream:
+            raise InvalidRequest(
+                "best_of is above n in a stream; which replies are the best is known only at their end: "
+                "leave out best_of or stream",
+                param="best_of",
+            )
+        limit = self.requested_max_tokens
+        if limit is not None and self.min_tokens is not None and self.min_tokens > limit:
+            raise InvalidRequest(
+                f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {limit}", param="min_tokens"
+            )
+
+    def wanted_logprobs(self, asked: bool | None) -> int | None:
+        """Return how many candidates per token are wanted, given a switch beside `top_logprobs`.
+
+        Raises:
+            InvalidRequest: they contradict each other.
+        """
+        num_top = None if self.top_logprobs == -1 else self.top_logprobs
+        if asked is False and num_top:
+            raise InvalidRequest(
+                f"top_logprobs is {num_top}, and logprobs is false; set logprobs to true", param="top_logprobs"
+            )
+        return num_top or 0 if asked or num_top else None
 
 
 def make_request_converter() -> Converter:
     """Make a strict converter that knows the shared fields' own forms."""
     converter = make_converter()
+    register_sampling_hooks(converter)
     converter.register_structure_hook_func(lambda kind: kind == StopStrings, _to_stop)
-    converter.register_structure_hook_func(lambda kind: kind == LogitBias, _to_logit_bias)
     converter.register_structure_hook_func(lambda kind: kind == Priority, _to_priority)
     return converter
 
@@ -100,19 +162,3 @@ def _to_priority(value: Any, _kind: type) -> Priority:
     if value not in ("interactive", "batch"):
         raise FieldError(f'is {shown(value)}; it must be "interactive" or "batch"')
     return value
-
-
-def _to_logit_bias(value: Any, _kind: type) -> LogitBias:
-    if not isinstance(value, dict):
-        raise FieldError(f"is {shown(value)}; it must be an object from token ids to numbers")
-    bias: LogitBias = {}
-    for key, amount in value.items():
-        subpath = path_step(key)
-        if len(key) > 10 or not key.isascii() or not key.isdecimal() or key != str(int(key)):
-            raise FieldError("is no token id; write ids as decimal digits in quotes", subpath=subpath)
-        if type(amount) not in (int, float) or not -MAX_BIAS <= amount <= MAX_BIAS:
-            raise FieldError(
-                f"is {shown(amount)}; it must be a number between -{MAX_BIAS:.0f} and {MAX_BIAS:.0f}", subpath=subpath
-            )
-        bias[int(key)] = float(amount)
-    return bias

@@ -10,17 +10,18 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
 from headrace_http_api.chat_request import ROLES, ChatRequest, Messages, TemplateKwargs
-from headrace_http_api.completion_request import CompletionRequest, Prompt
+from headrace_http_api.completion_request import MAX_PROMPTS, CompletionRequest, Logprobs, Prompts
 from headrace_http_api.generation_request import (
-    MAX_BIAS,
     MAX_STOP_STRINGS,
-    LogitBias,
+    MAX_TOP_LOGPROBS,
     Priority,
     StopStrings,
     StreamOptions,
 )
+from headrace_http_api.sampling_fields import MAX_BIAS, LogitBias
 from headrace_http_api.services import ApiServices
 from headrace_http_api.validation import AtLeast, Between
+from headrace_sampling import HlgCurve, ToneCurve
 
 __all__ = ["openapi", "request_schema", "routes"]
 
@@ -29,6 +30,26 @@ Schema = dict[str, Any]
 _JSON = "application/json"
 _TEXT: Schema = {"type": "string"}
 _ID: Schema = {"type": "integer", "minimum": 0}
+_IDS: Schema = {"type": "array", "minItems": 1, "items": _ID}
+_PAIR: Schema = {
+    "type": "array",
+    "minItems": 2,
+    "maxItems": 2,
+    "items": {"type": "number", "minimum": 1e-4, "maximum": 100},
+}
+_PAIRS: Schema = {"type": "array", "minItems": 2, "items": _PAIR}
+_CURVE: Schema = {
+    "anyOf": [_PAIRS, {"type": "object", "required": ["points"], "properties": {"points": _PAIRS}}],
+}
+_HLG: Schema = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "enabled": {"type": "boolean"},
+        "pivot": {"enum": ["top", "entropy", "median"]},
+        **{name: {"type": "number"} for name in ("pivot_offset", "width", "shoulder", "toe", "gain")},
+    },
+}
 _TEXT_PART: Schema = {
     "type": "object",
     "required": ["type", "text"],
@@ -71,21 +92,23 @@ _SPECIAL: tuple[tuple[Any, Schema], ...] = (
         },
     ),
     (
-        Prompt,
+        Prompts,
         {
             "anyOf": [
                 _TEXT | {"minLength": 1},
-                {"type": "array", "minItems": 1, "maxItems": 1, "items": _TEXT | {"minLength": 1}},
-                {"type": "array", "minItems": 1, "items": _ID},
+                _IDS,
                 {
                     "type": "array",
                     "minItems": 1,
-                    "maxItems": 1,
-                    "items": {"type": "array", "minItems": 1, "items": _ID},
+                    "maxItems": MAX_PROMPTS,
+                    "items": {"anyOf": [_TEXT | {"minLength": 1}, _IDS]},
                 },
             ]
         },
     ),
+    (Logprobs, {"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS}]}),
+    (HlgCurve, _HLG),
+    (ToneCurve, _CURVE),
 )
 
 _ERROR: Schema = {
@@ -120,7 +143,11 @@ _READING = {
     "/stats": "Counts of the engine",
     "/openapi.json": "This document",
 }
-_WRITING: Mapping[str, type] = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
+_WRITING: Mapping[str, type] = {
+    "/v1/chat/completions": ChatRequest,
+    "/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+}
 
 
 def routes(services: ApiServices) -> Sequence[BaseRoute]:
@@ -171,8 +198,11 @@ def _schema(kind: Any) -> Schema:
     if get_origin(kind) is Annotated:
         inner, *limits = get_args(kind)
         return _schema(inner) | _limits(limits)
-    (inner,) = (one for one in get_args(kind) if one is not NoneType)
-    return _schema(inner)
+    inner = [one for one in get_args(kind) if one is not NoneType]
+    for known, schema in _SPECIAL:
+        if set(inner) == set(get_args(known)):
+            return schema
+    return _schema(inner[0])
 
 
 def _limits(limits: list[object]) -> Schema:

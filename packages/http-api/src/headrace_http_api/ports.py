@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from headrace_scheduling.events import Finished, TextDelta
+    from headrace_sampling import TokenLogprobs
+    from headrace_scheduling.events import Finished, RowEnd, TextDelta
     from headrace_scheduling.messages import EngineInfo, EngineStatus
     from headrace_scheduling.requests import GenerationPlacement, GenerationRequest, RequestShape
 
@@ -58,10 +59,20 @@ class ChatCodec(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens left out."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that one token stands for; those of a special token's name."""
+        ...
+
     def prepare_chat(
         self,
         messages: Sequence[Mapping[str, object]],
         *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        reasoning_effort: str | None = None,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> PreparedPrompt:
         """Render and encode a chat.
@@ -77,13 +88,22 @@ class ChatCodec(Protocol):
 
 
 class Generation(Protocol):
-    """One running generation: an async iterator of coalesced text deltas, then `finished`."""
+    """One running generation: an async iterator of coalesced text deltas of its choices, then how they ended."""
 
     def __aiter__(self) -> AsyncIterator[TextDelta]: ...
 
     @property
-    def finished(self) -> Finished:
-        """How the generation ended; valid once the iteration is over."""
+    def finished_choices(self) -> tuple[Finished, ...]:
+        """How each choice ended; valid once the iteration is over."""
+        ...
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """One per prompt token after the first, if they were asked for; there from the first delta on."""
+        ...
+
+    def end_of(self, choice: int, /) -> RowEnd | None:
+        """Return how a choice ended; None while it runs. Nothing of it is iterated later."""
         ...
 
     async def aclose(self) -> None:

@@ -25,8 +25,10 @@ class ApiServices:
 
     Attributes:
         clock: Unix time in seconds, for `created` and the uptime.
+        strict: refuse the fields that nobody knows, instead of naming them in `x-headrace-ignored`.
     """
 
     models: ModelRegistry
     server: ServerInfo
     clock: Callable[[], float] = time.time
+    strict: bool = False
