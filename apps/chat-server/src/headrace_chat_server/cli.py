@@ -88,6 +88,10 @@ def _run(arguments: Namespace) -> int:
 
         return run_export(arguments.model, arguments.folder, dtype=arguments.dtype)
     if arguments.command == "doctor":
+        if arguments.verify or arguments.model is not None:
+            from headrace_chat_server.verify import run_verify
+
+            return run_verify(arguments.model, dtype=arguments.dtype)
         from headrace_chat_server.doctor import run_doctor
 
         return run_doctor()
@@ -132,7 +136,10 @@ def make_parser() -> ArgumentParser:
     export.add_argument(
         "--dtype", choices=_EXPORT_DTYPES, default="float32", help="element type of the weights (float32)"
     )
-    commands.add_parser("doctor", help="measure this machine and say what will be used", allow_abbrev=False)
+    doctor = commands.add_parser("doctor", help="measure this machine and say what will be used", allow_abbrev=False)
+    doctor.add_argument("model", nargs="?", metavar="MODEL", help="model to verify; the default model if none is named")
+    doctor.add_argument("--verify", action="store_true", help="check the numeric laws on this device")
+    doctor.add_argument("--dtype", choices=DTYPES, default="auto", help="weights in memory, as of serve (auto)")
     return parser
 
 
