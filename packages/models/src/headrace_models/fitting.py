@@ -132,7 +132,7 @@ def fit(
         weights_bytes=weights.size_bytes,
         kv_bytes=plan.kv_bytes(num_tokens, rows),
         transient_bytes=plan.transient_bytes(num_tokens, rows),
-        runtime_bytes=plan.runtime_bytes,
+        runtime_bytes=plan.total_bytes(num_tokens, rows) - plan.device_bytes(num_tokens, rows),
         prefix_bytes=prefix_bytes,
         usable=usable,
         max_context=plan.largest_context(left, rows),

@@ -29,9 +29,10 @@ _FLOAT32_SHARE = 0.6
 _WORDS = 8
 _MIN_COLUMNS = 256
 _RING_SLACK = 16
-# A process with MLX, its BLAS and buffers that the allocator keeps; and a tokenizer, per token of the vocabulary.
-_PROCESS_BYTES = 170_000_000
-_TOKEN_BYTES = 1_400
+# A process with MLX, its BLAS and buffers that the allocator keeps, and a tokenizer, per token of the vocabulary. While
+# it is built, which is before any row is there, the tokenizer takes more.
+_PROCESS_BYTES, _LOADING_BYTES = 190_000_000, 130_000_000
+_TOKEN_BYTES, _LOADING_TOKEN_BYTES = 400, 1_400
 # While a row waits for its conversion the next one may already be prefilled beside it.
 _CONVERTING_ROWS = 2
 
@@ -216,8 +217,10 @@ class MemoryPlan:
         return self.weights.size_bytes + self.kv_bytes(num_tokens, rows) + self.transient_bytes(num_tokens, rows)
 
     def total_bytes(self, num_tokens: int, rows: int) -> int:
-        """Return the peak of the whole process."""
-        return self.device_bytes(num_tokens, rows) + self.runtime_bytes
+        """Return the peak of the whole process, while it loads or later."""
+        vocabulary = _LOADING_TOKEN_BYTES * self.transient.config.vocab_size
+        loading = self.weights.size_bytes + _LOADING_BYTES + vocabulary
+        return max(self.device_bytes(num_tokens, rows) + self.runtime_bytes, loading)
 
     def largest_context(self, usable_bytes: int, rows: int) -> int:
         """Return the most positions that `rows` rows may all reach; 0 if not even one each."""
