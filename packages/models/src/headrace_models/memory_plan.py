@@ -31,9 +31,9 @@ _MIN_COLUMNS = 256
 _RING_SLACK = 16
 # A process with MLX, its BLAS and buffers that the allocator keeps, and a tokenizer, per token of the vocabulary. While
 # it is built, which is before any row is there, the tokenizer takes more.
-_PROCESS_BYTES, _LOADING_BYTES = 190_000_000, 130_000_000
+_PROCESS_BYTES, _LOADING_BYTES = 200_000_000, 130_000_000
 _TOKEN_BYTES, _LOADING_TOKEN_BYTES = 400, 1_400
-# While a row waits for its conversion the next one may already be prefilled beside it.
+# While a row is prefilled in steps of half of their tokens, the next one gets the other half.
 _CONVERTING_ROWS = 2
 
 
@@ -189,7 +189,10 @@ class MemoryPlan:
         return sum(self._converting(num_tokens, rows))
 
     def _converting(self, num_tokens: int, rows: int) -> list[int]:
-        first, seats = first_chunk_length(num_tokens), min(rows, _CONVERTING_ROWS)
+        first = first_chunk_length(num_tokens)
+        # Prompts shorter than a step's tokens are in it together; seats come in powers of two.
+        together = _CONVERTING_ROWS + self.chunk // first
+        seats = min(rows, 1 << (together - 1).bit_length())
         return [
             seats * self._columns(layer, first) * layer.elements_per_token * _ITEM_SIZES[self.spec.dtype]
             for index, layer in enumerate(self.spec.layers)
