@@ -17,7 +17,8 @@ from functools import partial
 import mlx.core as mx
 
 from headrace_sampling import SamplingParams
-from headrace_scheduling import EngineConfig, EngineLoop, GenerateOptions, GenerationRequest, Stop, Submit
+from headrace_scheduling import EngineConfig, GenerateOptions, GenerationRequest, Stop, Submit
+from headrace_scheduling.assembly import make_loop
 from headrace_scheduling.inbox import Inbox
 from headrace_scheduling.runner import make_mlx_runner
 from headrace_scheduling.testing import ModelLoaderFake, NullModel
@@ -67,7 +68,7 @@ def measure_engine(num_rows, num_steps, vocab_size, params):
     for request_id in range(num_rows):
         request = GenerationRequest(prompt_ids=(1, 2, 3), options=options)
         inbox.put(Submit(request_id=request_id, request=request, max_tokens=9 * num_steps))
-    EngineLoop(loaded, runner, config, inbox=inbox, publish=publish).run()
+    make_loop(loaded, runner, config, inbox=inbox, publish=publish).run()
     return _median_gap_ms(times), _median_gap_ms(runner_times)
 
 
