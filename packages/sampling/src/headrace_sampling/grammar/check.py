@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from headrace_sampling.grammar.spec import GrammarSpec
 
 _REMEDIES = {
+    "text": "report it",
     "json_schema": "use the keywords that the page on structured output lists",
     "json_object": "report it",
     "regex": "use the syntax of Rust's regex crate, without look-around and back-references",

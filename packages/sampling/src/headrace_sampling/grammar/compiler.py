@@ -10,18 +10,16 @@ from attrs import frozen
 
 from headrace_sampling.errors import InvalidGrammar
 from headrace_sampling.grammar.check import open_matcher
-from headrace_sampling.grammar.controller import GrammarController, GrammarVocabulary
+from headrace_sampling.grammar.controller import GrammarController, GrammarVocabulary, mask_of
 from headrace_sampling.grammar.engine import make_tokenizer, on_deep_stack, require_llguidance
 from headrace_sampling.grammar.prefix import FreePrefix
 from headrace_sampling.grammar.translate import to_llguidance
 from headrace_sampling.grammar.worker import MaskWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    import numpy as np
     from llguidance import LLMatcher, LLTokenizer
-    from numpy.typing import NDArray
 
     from headrace_sampling.grammar.spec import GrammarSpec
 
@@ -108,7 +106,13 @@ class GrammarCompiler:
         matcher, prefix = entry
         with self._lock:
             # A matcher may be read by one thread at a time.
-            return GrammarController(matcher.deep_copy(), self._vocabulary, prefix)
+            return GrammarController(
+                matcher.deep_copy(),
+                self._vocabulary,
+                prefix,
+                free_limit=spec.free_limit,
+                takes_any=spec.kind == "text",
+            )
 
     def close(self) -> None:
         """End the thread that computes masks; idempotent."""
@@ -166,16 +170,7 @@ def _vocabulary(facts: TokenizerFacts, tokens: Sequence[bytes]) -> GrammarVocabu
         vocab_size=facts.vocab_size,
         num_tokens=min(len(tokens), facts.vocab_size),
         eos_ids=frozenset(facts.eos_token_ids),
-        ends=_mask(facts.eos_token_ids, size),
-        written=_mask((one for one, text in enumerate(tokens[: facts.vocab_size]) if text), size),
+        ends=mask_of(facts.eos_token_ids, size),
+        written=mask_of((one for one, text in enumerate(tokens[: facts.vocab_size]) if text), size),
         worker=MaskWorker(-(-len(tokens) // 32)),
     )
-
-
-def _mask(token_ids: Iterable[int], size: int) -> NDArray[np.uint32]:
-    import numpy as np
-
-    words = np.zeros(-(-size // 32), np.uint32)
-    ids = np.fromiter((one for one in token_ids if one < size), np.int64)
-    np.bitwise_or.at(words, ids // 32, np.left_shift(np.uint32(1), (ids % 32).astype(np.uint32)))
-    return words

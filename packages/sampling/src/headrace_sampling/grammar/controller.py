@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace_sampling.grammar.worker import MaskWorker
 
 # What a token did, for rollback: a free token leaves the state before it, from 0.
-_BY_GRAMMAR, _AS_END = -1, -2
+_BY_GRAMMAR, _AS_END, _AS_ANY = -1, -2, -3
 
 
 @frozen(kw_only=True, eq=False)
@@ -57,6 +57,9 @@ class GrammarController(GrammarState):
     _matcher: LLMatcher
     _vocabulary: GrammarVocabulary
     _prefix: FreePrefix | None = None
+    _free_limit: int | None = field(default=None, kw_only=True, alias="free_limit")
+    _takes_any: bool = field(default=False, kw_only=True, alias="takes_any")
+    _num_free: int = field(default=0, init=False)
     _free: int = field(default=0, init=False)
     _trail: list[int] = field(factory=list, init=False)
     _words: NDArray[np.uint32] | None = field(default=None, init=False)
@@ -120,6 +123,8 @@ class GrammarController(GrammarState):
             if not is_open(self.mask_words(), token_id):
                 raise TokenNotAllowed(token_id, "the grammar is not satisfied")
             self._trail.append(_AS_END)
+        elif self._takes_any:
+            self._trail.append(_AS_ANY)
         else:
             self._accept_bound(token_id)
         self._words = None
@@ -143,6 +148,7 @@ class GrammarController(GrammarState):
         states = [state for state in undone if state >= 0]
         if states:
             self._free = states[0]
+            self._num_free -= len(states)
         del self._trail[-num_tokens:]
         self._words = None
 
@@ -169,7 +175,7 @@ class GrammarController(GrammarState):
 
         They are not accepted. Costs more than a mask the first time in a state.
         """
-        if self.is_free or self.is_terminated:
+        if not self._needs_matcher:
             return []
         self._settle()
         return self._matcher.compute_ff_tokens()
@@ -201,21 +207,36 @@ class GrammarController(GrammarState):
         return masks
 
     def _fork(self) -> GrammarController:
-        fork = GrammarController(self._matcher.deep_copy(), self._vocabulary, self._prefix)
+        fork = GrammarController(
+            self._matcher.deep_copy(),
+            self._vocabulary,
+            self._prefix,
+            free_limit=self._free_limit,
+            takes_any=self._takes_any,
+        )
+        fork._num_free = self._num_free
         fork._free, fork._trail, fork._words = self._free, self._trail[-1:], self._words
         return fork
 
     @property
     def _needs_matcher(self) -> bool:
-        return not (self.is_free or self.is_terminated)
+        return not (self.is_free or self.is_terminated or self._takes_any)
+
+    @property
+    def _is_spent(self) -> bool:
+        """Whether a free row has no token left but the marker's."""
+        return self._free_limit is not None and self._num_free >= self._free_limit
 
     def _accept_free(self, token_id: int) -> None:
         assert self._prefix is not None, "a free row has a marker"
         if token_id in self._vocabulary.eos_ids:
             raise TokenNotAllowed(token_id, "the free part has not ended")
+        if self._is_spent and token_id not in self._prefix.leading(self._free):
+            raise TokenNotAllowed(token_id, "the free part has reached its limit")
         if token_id in self._prefix.closed(self._free):
             raise TokenNotAllowed(token_id, "it goes on past the marker of the free part")
         before, self._free = self._free, self._prefix.step(self._free, token_id)
+        self._num_free += 1
         self._trail.append(before)
 
     def _accept_bound(self, token_id: int) -> None:
@@ -229,8 +250,12 @@ class GrammarController(GrammarState):
         vocabulary = self._vocabulary
         if self.is_terminated:
             return vocabulary.ends.copy()
-        words = vocabulary.written & ~vocabulary.ends
+        if self._takes_any and not self.is_free:
+            return vocabulary.written | vocabulary.ends
         assert self._prefix is not None, "a free row has a marker"
+        if self._is_spent:
+            return mask_of(self._prefix.leading(self._free), 32 * vocabulary.ends.size)
+        words = vocabulary.written & ~vocabulary.ends
         for token_id in self._prefix.closed(self._free):
             word, bit = divmod(token_id, 32)
             words[word] &= 0xFFFFFFFF ^ (1 << bit)
@@ -296,3 +321,13 @@ def is_open(words: NDArray[np.uint32], token_id: int) -> bool:
     """Whether a mask opens a token."""
     word, bit = divmod(token_id, 32)
     return 0 <= word < words.size and bool(int(words[word]) >> bit & 1)
+
+
+def mask_of(token_ids: Iterable[int], size: int) -> NDArray[np.uint32]:
+    """Return the mask of so many words that opens these ids."""
+    import numpy as np
+
+    words = np.zeros(-(-size // 32), np.uint32)
+    ids = np.fromiter((one for one in token_ids if one < size), np.int64)
+    np.bitwise_or.at(words, ids // 32, np.left_shift(np.uint32(1), (ids % 32).astype(np.uint32)))
+    return words

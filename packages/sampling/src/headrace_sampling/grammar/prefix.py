@@ -26,6 +26,7 @@ class FreePrefix:
         self.end = len(marker)
         self._borders = _borders(marker)
         self._closed: dict[int, tuple[int, ...]] = {}
+        self._leading: dict[int, tuple[int, ...]] = {}
         self._sorted: list[tuple[bytes, int]] | None = None
 
     def step(self, state: int, token_id: int) -> int:
@@ -45,6 +46,17 @@ class FreePrefix:
         found = self._closed.get(state)
         if found is None:
             found = self._closed[state] = tuple(self._crossing(state, self._tokens))
+        return found
+
+    def leading(self, state: int) -> Iterable[int]:
+        """Return the tokens that write nothing but the marker's next part."""
+        if self._tokens is None:
+            return (self._units[state],)
+        found = self._leading.get(state)
+        if found is None:
+            rest = bytes(self._units)[state:]
+            found = tuple(token_id for token_id, text in enumerate(self._tokens) if text and rest.startswith(text))
+            self._leading[state] = found
         return found
 
     def _crossing(self, state: int, tokens: Sequence[bytes]) -> list[int]:

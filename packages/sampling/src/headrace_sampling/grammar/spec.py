@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Literal, NoReturn
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from headrace_sampling.errors import InvalidGrammar
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "ebnf", "structural_tag"]
+GrammarKind = Literal["text", "json_schema", "json_object", "regex", "choice", "lark", "ebnf", "structural_tag"]
 Schema = Mapping[str, object] | str | bool
 
 MAX_SCHEMA_CHARS = 262_144
@@ -45,9 +45,13 @@ class GrammarSpec:
         tags: the constrained parts, for kind structural_tag.
         triggers: texts that must lead into a tag once they appear, for kind structural_tag.
         is_required: whether at least one tag must appear, for kind structural_tag.
+        allows_text: whether there may be free text around the tags, for kind structural_tag.
+        between: text between two tags without free text; None allows one tag only.
         compact: whether JSON has no white space between its tokens; else up to 32 characters at each place.
         free_until: text or token ids that end a free part, for example reasoning; the grammar holds from the next
             token on, and EOS is closed before it. None starts with the grammar.
+        free_limit: most tokens of the free part before its end; then only what writes the end is open. None for no
+            limit.
     """
 
     kind: GrammarKind
@@ -56,8 +60,32 @@ class GrammarSpec:
     tags: tuple[GrammarTag, ...] = ()
     triggers: tuple[str, ...] = ()
     is_required: bool = False
+    allows_text: bool = True
+    between: str | None = None
     compact: bool = False
     free_until: str | tuple[int, ...] | None = None
+    free_limit: int | None = None
+
+    @classmethod
+    def any_text(cls, *, free_until: str | Sequence[int], free_limit: int) -> GrammarSpec:
+        """Match any reply whose free part has at most so many tokens.
+
+        Raises:
+            InvalidGrammar: the marker is no text and no token ids, or the limit is no integer from 0.
+        """
+        return cls(kind="text", free_until=_free_until(free_until)).limited(free_limit)
+
+    def limited(self, free_limit: int) -> GrammarSpec:
+        """Return the same grammar with a limit on its free part.
+
+        Raises:
+            InvalidGrammar: there is no free part, or the limit is no integer from 0.
+        """
+        if self.free_until is None:
+            _refuse("free_limit", "there is no free part", "give free_until")
+        if type(free_limit) is not int or free_limit < 0:
+            _refuse("free_limit", f"it is {free_limit!r}", "give an integer of at least 0")
+        return evolve(self, free_limit=free_limit)
 
     @classmethod
     def json_schema(
@@ -129,6 +157,8 @@ class GrammarSpec:
         *,
         triggers: Sequence[str] = (),
         is_required: bool = False,
+        allows_text: bool = True,
+        between: str | None = None,
         free_until: str | Sequence[int] | None = None,
     ) -> GrammarSpec:
         """Match free text in which each trigger leads into a tag that starts with it.
@@ -137,6 +167,8 @@ class GrammarSpec:
             tags: the constrained parts.
             triggers: texts that open a tag; without any, each tag's whole beginning does.
             is_required: at least one tag must appear.
+            allows_text: without it the reply is one tag, and what `between` allows.
+            between: without free text, the text between tags, if there may be several; may be empty.
             free_until: see the class.
 
         Raises:
@@ -151,7 +183,9 @@ class GrammarSpec:
             kind="structural_tag",
             tags=tuple(tags),
             triggers=openings,
-            is_required=is_required,
+            is_required=is_required or not allows_text,
+            allows_text=allows_text,
+            between=between,
             free_until=_free_until(free_until),
         )
 

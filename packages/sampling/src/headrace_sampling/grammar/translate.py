@@ -39,6 +39,8 @@ def to_llguidance(spec: GrammarSpec, special_ids: Mapping[str, int]) -> str:
     """
     from llguidance import LLMatcher
 
+    if spec.kind == "text":
+        return LLMatcher.grammar_from_regex("(.|\\n)*")
     if spec.kind == "regex":
         return LLMatcher.grammar_from_regex(spec.text)
     if spec.kind == "lark":
@@ -83,11 +85,17 @@ def _tags(spec: GrammarSpec, special_ids: Mapping[str, int]) -> str:
         call = f"call_{place}"
         calls.append(call)
         token_id = special_ids.get(trigger)
-        if token_id is None:
+        if not spec.allows_text:
+            head = _quoted(trigger) if token_id is None else f"<[{token_id}]>"
+            rules.append(f"{call}: {head} ({bodies})")
+        elif token_id is None:
             rules += [f"{call}_head[lazy]: TEXT {_quoted(trigger)}", f"{call}: {call}_head ({bodies})"]
         else:
             rules.append(f"{call}: TEXT <[{token_id}]> ({bodies})")
     any_call = " | ".join(calls)
+    if not spec.allows_text:
+        more = "" if spec.between is None else f" ({_quoted(spec.between) if spec.between else ''} ({any_call}))*"
+        return "\n".join([f"start: ({any_call}){more}", *rules, ""])
     start = f"start: ({any_call}){'+' if spec.is_required else '*'} TEXT"
     return "\n".join([start, "TEXT: /(.|\\n)*/", *rules, ""])
 
