@@ -99,7 +99,6 @@ FAMILIES: tuple[ToolFamily, ...] = (
             call_end="</invoke>",
             argument="<parameter name=",
             argument_end="</parameter>",
-            trims_lines=True,
         ),
         marks=(("<minimax:tool_call>",),),
         tokens=("<minimax:tool_call>", "</minimax:tool_call>"),

@@ -38,18 +38,27 @@ class JsonGrammar:
         is_list = opener.endswith("[") or (yield from reader.accept("["))
         while True:
             yield from read_call(context, is_bare=self.is_bare and not opener)
-            character = yield from reader.space()
-            if is_list and (yield from reader.accept("]")):
-                break
-            if is_list:
-                yield from reader.expect(",")
-            elif not (yield from reader.accept_any(self.separators)) and character != "{":
+            if not (yield from (self._goes_on_in_list(context) if is_list else self._goes_on(context))):
                 break
             writer.end()
-        if self.ends:
-            yield from reader.space()
-            yield from reader.accept_any(self.ends)
+        if self.ends and is_list:
+            yield from reader.accept_after_space(*self.ends)
         writer.end()
+
+    def _goes_on_in_list(self, context: CallContext) -> Steps[bool]:
+        reader = context.reader
+        yield from reader.space()
+        if (yield from reader.accept("]")):
+            return False
+        yield from reader.expect(",")
+        return True
+
+    def _goes_on(self, context: CallContext) -> Steps[bool]:
+        reader = context.reader
+        found = yield from reader.accept_after_space(*self.ends, *self.separators, "{")
+        if found == "{":
+            reader.position -= 1
+        return found == "{" or found in self.separators
 
 
 @define

@@ -39,11 +39,10 @@ class MistralGrammar:
                 yield from reader.expect("[ARGS]")
             writer.begin(name)
             yield from read_arguments(context)
-            yield from reader.space()
             writer.end()
             # Names go on without another marker in some templates; text that is no name is content.
-            if (yield from reader.accept("[TOOL_CALLS]")):
-                yield from reader.space()
+            yield from reader.accept_after_space("[TOOL_CALLS]")
+            yield from reader.space()
 
 
 _KIMI_SECTIONS = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
@@ -80,12 +79,9 @@ class KimiGrammar:
             yield from read_arguments(context)
             yield from reader.space()
             yield from reader.expect("<|tool_call_end|>")
-            yield from reader.space()
-            has_next = yield from reader.accept(_KIMI_CALL)
-            if not has_next:
-                yield from reader.accept_any(_KIMI_SECTION_ENDS)
+            found = yield from reader.accept_after_space(_KIMI_CALL, *_KIMI_SECTION_ENDS)
             writer.end()
-            if not has_next:
+            if found != _KIMI_CALL:
                 return
 
 
@@ -114,12 +110,9 @@ class DeepSeekGrammar:
             yield from reader.expect(_DEEPSEEK_CALL)
         while True:
             yield from _deepseek_call(context)
-            yield from reader.space()
-            has_next = yield from reader.accept(_DEEPSEEK_CALL)
-            if not has_next:
-                yield from reader.accept(_DEEPSEEK_CALLS_END)
+            found = yield from reader.accept_after_space(_DEEPSEEK_CALL, _DEEPSEEK_CALLS_END)
             writer.end()
-            if not has_next:
+            if found != _DEEPSEEK_CALL:
                 return
 
 

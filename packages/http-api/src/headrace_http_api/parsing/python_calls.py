@@ -49,8 +49,7 @@ class PythonGrammar:
             writer.end()
             yield from reader.space()
         if self.ends:
-            yield from reader.space()
-            yield from reader.accept_any(self.ends)
+            yield from reader.accept_after_space(*self.ends)
         writer.end()
 
 

@@ -151,6 +151,20 @@ class Reader:
                 return True
         return False
 
+    def accept_after_space(self, *literals: str) -> Steps[str | None]:
+        """Take white space and the one of `literals` that comes after it; if none does, take nothing."""
+        while True:
+            rest = self.text[self.position :].lstrip(SPACE)
+            for literal in literals:
+                if rest.startswith(literal):
+                    self.position = len(self.text) - len(rest) + len(literal)
+                    return literal
+            if not any(literal.startswith(rest) for literal in literals):
+                return None
+            if self.has_ended:
+                raise Truncated
+            yield
+
     def expect(self, literal: str) -> Steps[None]:
         """Take `literal`, which must come next."""
         if not (yield from self.accept(literal)):

@@ -65,12 +65,9 @@ class XmlGrammar:
         while True:
             yield from self._call(context)
             # Without its first tag a wrapper is closed all the same by some models.
-            yield from reader.space()
-            has_next = yield from reader.accept(self.call)
-            if not has_next and self.wrapper[1]:
-                yield from reader.accept(self.wrapper[1])
+            found = yield from reader.accept_after_space(self.call, *filter(None, self.wrapper[1:]))
             writer.end()
-            if not has_next:
+            if found != self.call:
                 return
 
     def _call(self, context: CallContext) -> Steps[None]:
