@@ -9,8 +9,9 @@ import mlx.core as mx
 from headrace_kvcache.masks import Mask, tile_of_mask
 from headrace_kvcache.softmax import OnlineSoftmax
 
-# On CPU a quantized product copies the tile it reads; on a GPU many small tiles would cost many launches.
-_MAX_TILE_CPU = 512
+# On CPU a quantized product copies the tile it reads, and several tiles of a layer are alive together; on a GPU many
+# small tiles would cost many launches.
+_MAX_TILE_CPU = 256
 _MAX_TILE_GPU = 4096
 _MIN_TILE = 256
 _SCORES_PER_TILE = 1 << 22
