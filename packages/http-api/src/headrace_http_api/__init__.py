@@ -1,8 +1,8 @@
 """OpenAI-compatible HTTP API for local inference: wire formats, routes and event streams.
 
 Public modules: app, chat, completions, config, disconnect, engine_stats, error_table, errors, json_body, middleware,
-models, observability, openapi_document, ports, services, sse, validation. Only chat and completions, and dialect and
-generation below them, need the extra `chat` (scheduling and sampling).
+models, observability, openapi_document, parsing, ports, services, sse, validation. Only chat and completions, and
+dialect and generation below them, need the extra `chat` (scheduling and sampling).
 """
 
 from importlib import import_module
@@ -27,6 +27,20 @@ if TYPE_CHECKING:
     from headrace_http_api.observability import METRIC_NAMES as METRIC_NAMES
     from headrace_http_api.observability import STATS_KEYS as STATS_KEYS
     from headrace_http_api.openapi_document import openapi as openapi
+    from headrace_http_api.parsing.families import ToolFamily as ToolFamily
+    from headrace_http_api.parsing.families import find_family as find_family
+    from headrace_http_api.parsing.parts import ContentDelta as ContentDelta
+    from headrace_http_api.parsing.parts import OutputParser as OutputParser
+    from headrace_http_api.parsing.parts import ParsedReply as ParsedReply
+    from headrace_http_api.parsing.parts import ReasoningDelta as ReasoningDelta
+    from headrace_http_api.parsing.parts import ToolArgumentsDelta as ToolArgumentsDelta
+    from headrace_http_api.parsing.parts import ToolCall as ToolCall
+    from headrace_http_api.parsing.parts import ToolCallEnd as ToolCallEnd
+    from headrace_http_api.parsing.parts import ToolCallStart as ToolCallStart
+    from headrace_http_api.parsing.parts import parse_all as parse_all
+    from headrace_http_api.parsing.selection import select_parser as select_parser
+    from headrace_http_api.parsing.selection import visible_tokens as visible_tokens
+    from headrace_http_api.parsing.tool_format import ToolFormat as ToolFormat
     from headrace_http_api.ports import ChatCodec as ChatCodec
     from headrace_http_api.ports import Gateway as Gateway
     from headrace_http_api.ports import Generation as Generation
@@ -47,6 +61,7 @@ __all__ = [
     "ApiServices",
     "ChatCodec",
     "ClientDisconnected",
+    "ContentDelta",
     "Forbidden",
     "Gateway",
     "Generation",
@@ -60,19 +75,32 @@ __all__ = [
     "ModelUnavailable",
     "NotAuthenticated",
     "NotFound",
+    "OutputParser",
+    "ParsedReply",
     "PayloadTooLarge",
     "PreparedPrompt",
     "Readiness",
+    "ReasoningDelta",
     "STATS_KEYS",
     "SamplingDefaults",
     "ServedConfig",
     "ServedModel",
     "ServerInfo",
+    "ToolArgumentsDelta",
+    "ToolCall",
+    "ToolCallEnd",
+    "ToolCallStart",
+    "ToolFamily",
+    "ToolFormat",
     "UnsupportedParameter",
     "create_app",
+    "find_family",
     "model_stats",
     "openapi",
+    "parse_all",
     "readiness_of",
+    "select_parser",
+    "visible_tokens",
 ]
 
 _MODULES = {
@@ -81,6 +109,7 @@ _MODULES = {
     "ApiServices": "services",
     "ChatCodec": "ports",
     "ClientDisconnected": "errors",
+    "ContentDelta": "parsing.parts",
     "Forbidden": "errors",
     "Gateway": "ports",
     "Generation": "ports",
@@ -94,19 +123,32 @@ _MODULES = {
     "ModelUnavailable": "errors",
     "NotAuthenticated": "errors",
     "NotFound": "errors",
+    "OutputParser": "parsing.parts",
+    "ParsedReply": "parsing.parts",
     "PayloadTooLarge": "errors",
     "PreparedPrompt": "ports",
     "Readiness": "ports",
+    "ReasoningDelta": "parsing.parts",
     "STATS_KEYS": "observability",
     "SamplingDefaults": "ports",
     "ServedConfig": "ports",
     "ServedModel": "ports",
     "ServerInfo": "services",
+    "ToolArgumentsDelta": "parsing.parts",
+    "ToolCall": "parsing.parts",
+    "ToolCallEnd": "parsing.parts",
+    "ToolCallStart": "parsing.parts",
+    "ToolFamily": "parsing.families",
+    "ToolFormat": "parsing.tool_format",
     "UnsupportedParameter": "errors",
     "create_app": "app",
+    "find_family": "parsing.families",
     "model_stats": "engine_stats",
     "openapi": "openapi_document",
+    "parse_all": "parsing.parts",
     "readiness_of": "engine_stats",
+    "select_parser": "parsing.selection",
+    "visible_tokens": "parsing.selection",
 }
 
 

@@ -127,10 +127,16 @@ class Reader:
 
     def space(self) -> Steps[str]:
         """Take white space and return the character after it, which is not taken."""
-        while (yield from self.peek()) in SPACE:
-            rest = self.text[self.position :]
-            self.position += len(rest) - len(rest.lstrip(SPACE))
-        return self.text[self.position]
+        while True:
+            if self.position < len(self.text):
+                character = self.text[self.position]
+                if character not in SPACE:
+                    return character
+                self.position += 1
+            elif self.has_ended:
+                raise Truncated
+            else:
+                yield
 
     def accept(self, literal: str) -> Steps[bool]:
         """Take `literal` if it comes next."""

@@ -106,7 +106,7 @@ class ValueScanner:
             yield from (self._object(depth) if character == "{" else self._array(depth))
             return
         for quote in self.notation.quotes:
-            if (yield from self.reader.accept(quote)):
+            if character == quote[0] and (yield from self.reader.accept(quote)):
                 self.sink.open('"', '"')
                 yield from self._characters(quote, self.sink.write)
                 self.sink.close()
@@ -115,9 +115,9 @@ class ValueScanner:
 
     def string(self) -> Steps[str]:
         """Read a quoted string and return its text."""
-        yield from self.reader.space()
+        character = yield from self.reader.space()
         for quote in self.notation.quotes:
-            if (yield from self.reader.accept(quote)):
+            if character == quote[0] and (yield from self.reader.accept(quote)):
                 pieces: list[str] = []
                 yield from self._characters(quote, pieces.append)
                 return str(json.loads(f'"{"".join(pieces)}"'))
@@ -131,8 +131,9 @@ class ValueScanner:
             key = yield from self.reader.take_run(pattern, MAX_KEY_CHARS)
         else:
             key = yield from self.string()
-        yield from self.reader.space()
-        yield from self.reader.expect(":")
+        if (yield from self.reader.space()) != ":":
+            raise Malformed
+        self.reader.position += 1
         return key
 
     # ---- containers -------------------------------------------------------------------------------------------
@@ -162,14 +163,16 @@ class ValueScanner:
 
     def _at_end(self, end: str, *, is_first: bool) -> Steps[bool]:
         """Take the end, or the comma before the next entry. A comma before the end is forgiven."""
-        yield from self.reader.space()
-        if (yield from self.reader.accept(end)):
-            return True
-        if is_first:
-            return False
-        yield from self.reader.expect(",")
-        yield from self.reader.space()
-        return (yield from self.reader.accept(end))
+        reader = self.reader
+        character = yield from reader.space()
+        if character != end and not is_first:
+            if character != ",":
+                raise Malformed
+            reader.position += 1
+            character = yield from reader.space()
+        if character == end:
+            reader.position += 1
+        return character == end
 
     # ---- strings ----------------------------------------------------------------------------------------------
 
