@@ -2,6 +2,7 @@
 
 import json
 import logging
+import pickle
 from pathlib import Path
 
 import pytest
@@ -106,10 +107,24 @@ def test_the_operator_s_budget_only_lowers_the_machine_s(source, with_memory):
 def test_limits_reach_the_engine():
     """What was decided is what the engine's configuration says."""
     settings = EngineSettings(transport="thread", kv_budget=5)
-    port = make_port(settings, lambda: None, Path("m"), ServingLimits(max_context=77, kv_budget_bytes=99))
-    assert (port._config.max_context, port._config.kv_budget_bytes) == (77, 99)
-    port = make_port(settings, lambda: None)
-    assert (port._config.max_context, port._config.kv_budget_bytes) == (None, 5)
+    limits = ServingLimits(max_context=77, kv_budget_bytes=99, prompt_cache_bytes=3, slot_bytes=len)
+    config = make_port(settings, lambda: None, Path("m"), limits)._config
+    assert (config.max_context, config.kv_budget_bytes, config.prompt_cache_bytes, config.slot_bytes) == (
+        77,
+        99,
+        3,
+        len,
+    )
+    config = make_port(settings, lambda: None)._config
+    assert (config.max_context, config.kv_budget_bytes, config.slot_bytes) == (None, 5, None)
+
+
+def test_what_a_slot_takes_is_known_to_a_child_process(source, with_memory):
+    """Limits cross to the engine's process, and tell what the plan tells."""
+    with_memory(1 << 30)
+    limits = check_fit(EngineSettings(), source)
+    again = pickle.loads(pickle.dumps(limits))
+    assert again.slot_bytes(1024) == limits.slot_bytes(1024) > 0
 
 
 def test_a_chat_template_replaces_the_model_s(source, tmp_path):

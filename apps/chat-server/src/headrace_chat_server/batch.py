@@ -3,7 +3,7 @@
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -185,7 +185,7 @@ async def _run(
 
 
 @asynccontextmanager
-async def _client(settings: Settings, found: "ModelSource") -> AsyncIterator["httpx.AsyncClient"]:
+async def _client(settings: Settings, found: "ModelSource") -> AsyncGenerator["httpx.AsyncClient"]:
     composition = compose(settings, found)
     try:
         await composition.start()

@@ -10,6 +10,7 @@ from attrs import define, field
 from headrace_chat_server.engine_loader import EngineLoader
 from headrace_chat_server.errors import ModelUnavailable
 from headrace_chat_server.fit import ServingLimits, kv_scheme
+from headrace_chat_server.grammars import compile_grammar
 from headrace_chat_server.registry import SingleModelRegistry
 from headrace_chat_server.settings import EngineSettings, Settings, is_loopback
 from headrace_chat_server.text_side import TextSide, load_text_side
@@ -68,6 +69,7 @@ class Composition:
         services = ApiServices(
             models=self.registry,
             server=ServerInfo(name="headrace", version=version("headrace-chat-server"), started_at=self.started_at),
+            strict=server.strict,
         )
         config = ApiConfig(
             api_keys=server.api_keys,
@@ -137,12 +139,14 @@ def make_port(
     """
     config = EngineConfig(
         loader=loader,
+        compile_grammar=compile_grammar,
         max_rows=settings.max_rows,
         prefill_chunk=settings.prefill_chunk,
         kv_scheme=kv_scheme(settings.kv, model_path),
         max_context=None if limits is None else limits.max_context,
         kv_budget_bytes=settings.kv_budget if limits is None else limits.kv_budget_bytes,
-        prompt_cache_bytes=settings.prompt_cache,
+        slot_bytes=None if limits is None else limits.slot_bytes,
+        prompt_cache_bytes=settings.prompt_cache if limits is None else limits.prompt_cache_bytes,
     )
     if settings.transport == "thread":
         from headrace_scheduling.thread_port import ThreadEnginePort

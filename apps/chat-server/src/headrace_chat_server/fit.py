@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from attrs import asdict, frozen
@@ -31,10 +32,14 @@ class ServingLimits:
     Attributes:
         max_context: most tokens of a row that runs alone.
         kv_budget_bytes: bytes of all slots together.
+        prompt_cache_bytes: bytes of stored prompts.
+        slot_bytes: from a number of positions to the bytes of a slot.
     """
 
     max_context: int
     kv_budget_bytes: int
+    prompt_cache_bytes: int
+    slot_bytes: Callable[[int], int]
 
 
 def run_fit(
@@ -65,7 +70,6 @@ def check_fit(settings: EngineSettings, source: "ModelSource") -> ServingLimits 
     Raises:
         ModelUnavailable: the model does not fit, with what to change.
     """
-    prefix_bytes = settings.prompt_cache
     report = _report(
         source,
         context=_LEAST_CONTEXT,
@@ -81,7 +85,10 @@ def check_fit(settings: EngineSettings, source: "ModelSource") -> ServingLimits 
         return None
     # Stored prompts give way first: they may take at most half of what is left beside a row.
     spare = report.usable.size_bytes - report.total_bytes
-    usable_bytes = report.usable.size_bytes - min(prefix_bytes, spare // 2)
+    prompt_cache_bytes = min(settings.prompt_cache, spare // 2)
+    if prompt_cache_bytes < settings.prompt_cache:
+        _LOGGER.warning("memory bounds stored prompts to %d of %d bytes", prompt_cache_bytes, settings.prompt_cache)
+    usable_bytes = report.usable.size_bytes - prompt_cache_bytes
     max_context = report.plan.largest_context(usable_bytes, 1)
     if max_context < report.plan.max_positions:
         _LOGGER.warning("memory bounds the context to %d of %d tokens", max_context, report.plan.max_positions)
@@ -89,7 +96,12 @@ def check_fit(settings: EngineSettings, source: "ModelSource") -> ServingLimits 
     budget = max(budget, report.plan.row_kv_bytes(max_context))
     if settings.kv_budget is not None:
         budget = min(budget, settings.kv_budget)
-    return ServingLimits(max_context=max_context, kv_budget_bytes=budget)
+    return ServingLimits(
+        max_context=max_context,
+        kv_budget_bytes=budget,
+        prompt_cache_bytes=prompt_cache_bytes,
+        slot_bytes=report.plan.row_kv_bytes,
+    )
 
 
 def _report(

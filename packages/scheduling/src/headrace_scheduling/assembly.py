@@ -66,7 +66,7 @@ def assemble(
     """Put an engine together."""
     budget = None
     if config.kv_budget_bytes is not None:
-        budget = SlotBudget(KVBudget(config.kv_budget_bytes), runner.slot_bytes)
+        budget = SlotBudget(KVBudget(config.kv_budget_bytes), config.slot_bytes or runner.slot_bytes)
     info = describe(loaded, runner, config, budget)
     scheduler = BatchScheduler(
         info.max_rows,

@@ -39,6 +39,8 @@ class EngineConfig:
         prefill_chunk: most prompt tokens that one step computes, all rows together, before running rows get their turn.
         kv_scheme: how keys and values are stored; None keeps them as they come.
         kv_budget_bytes: most bytes of slots, each counted by the capacity of its class; None for no limit.
+        slot_bytes: from a number of positions to the bytes of a slot, if the caller knows it; None finds out by a
+            forward of one token, and only if there is a budget.
         prompt_cache_bytes: most bytes of stored prefixes; 0 stores none.
         handlers: type of an `Exclusive` or `Prepare` operation -> its handler.
         compile_grammar: compiles a request's grammar; None refuses requests that carry one.
@@ -54,6 +56,7 @@ class EngineConfig:
     prefill_chunk: int = field(default=512, validator=[validators.instance_of(int), validators.ge(1)])
     kv_scheme: KVScheme | None = None
     kv_budget_bytes: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    slot_bytes: Callable[[int], int] | None = None
     prompt_cache_bytes: int = field(default=DEFAULT_PROMPT_CACHE_BYTES, validator=validators.ge(0))
     handlers: Mapping[type, OperationHandler] = field(factory=dict[type, OperationHandler])
     compile_grammar: GrammarCompiler | None = None
