@@ -100,7 +100,7 @@ def check_fit(settings: EngineSettings, source: "ModelSource") -> ServingLimits 
         max_context=max_context,
         kv_budget_bytes=budget,
         prompt_cache_bytes=prompt_cache_bytes,
-        slot_bytes=report.plan.row_kv_bytes,
+        slot_bytes=report.plan.slot.size_bytes,
     )
 
 

@@ -118,8 +118,44 @@ def _repeated_gains(config: ModelConfig, dtype: ElementType) -> int:
 
 
 @frozen(kw_only=True)
+class SlotPlan:
+    """What one row's slot takes; picklable, for whoever admits rows.
+
+    Attributes:
+        spec: caches of the layers that own one, in element type of the activations.
+        scheme: how keys and values are stored.
+    """
+
+    spec: CacheSpec
+    scheme: KVScheme
+
+    def size_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of a slot once it holds `num_tokens` positions."""
+        return sum(
+            self.columns(layer, num_tokens) * self.bytes_per_token(index, layer)
+            for index, layer in enumerate(self.spec.layers)
+        )
+
+    def bytes_per_token(self, index: int, layer: LayerSpec) -> int:
+        """Return the bytes of one column of a layer."""
+        item_size = _ITEM_SIZES[self.spec.dtype]
+        packing = self.scheme.packing_of(index, layer.kind)
+        return layer.elements_per_token * item_size if packing is None else packing.bytes_per_token(layer, item_size)
+
+    @staticmethod
+    def columns(layer: LayerSpec, num_tokens: int) -> int:
+        """Return the columns of a slot: a power of two within its class; a ring at most its window and slack."""
+        classes, needed = CapacityClasses(), num_tokens
+        if layer.kind == "sliding":
+            limit = layer.window + _RING_SLACK
+            classes, needed = classes.limited_to(limit), min(num_tokens, limit)
+        power = max(_MIN_COLUMNS, 1 << max(0, needed - 1).bit_length())
+        return max(needed, min(power, classes.capacity_for(needed)))
+
+
+@frozen(kw_only=True)
 class MemoryPlan:
-    """What a loaded model takes for so many rows of so many tokens; picklable, for whoever admits rows.
+    """What a loaded model takes for so many rows of so many tokens.
 
     Attributes:
         weights: what is loaded.
@@ -173,16 +209,18 @@ class MemoryPlan:
         )
 
     @property
+    def slot(self) -> SlotPlan:
+        """One row's part."""
+        return SlotPlan(spec=self.spec, scheme=self.scheme)
+
+    @property
     def runtime_bytes(self) -> int:
         """The process without the model: interpreter, MLX, BLAS, tokenizer."""
         return _PROCESS_BYTES + _TOKEN_BYTES * self.transient.config.vocab_size
 
     def row_kv_bytes(self, num_tokens: int) -> int:
         """Return the bytes of one row's slot once it holds `num_tokens` positions."""
-        return sum(
-            self._columns(layer, num_tokens) * self._bytes_per_token(index, layer)
-            for index, layer in enumerate(self.spec.layers)
-        )
+        return self.slot.size_bytes(num_tokens)
 
     def converting_bytes(self, num_tokens: int, rows: int) -> int:
         """Return what rows take that wait for their conversion, stored as they come."""
@@ -194,7 +232,7 @@ class MemoryPlan:
         together = _CONVERTING_ROWS + self.chunk // first
         seats = min(rows, 1 << (together - 1).bit_length())
         return [
-            seats * self._columns(layer, first) * layer.elements_per_token * _ITEM_SIZES[self.spec.dtype]
+            seats * self.slot.columns(layer, first) * layer.elements_per_token * _ITEM_SIZES[self.spec.dtype]
             for index, layer in enumerate(self.spec.layers)
             if self.scheme.packing_of(index, layer.kind) is not None
         ]
@@ -202,7 +240,7 @@ class MemoryPlan:
     def _growing_bytes(self, num_tokens: int, rows: int) -> int:
         """Return what the buffers of a layer take once more while they grow; layers grow one after the other."""
         kept = [
-            rows * self._columns(layer, num_tokens) * self._bytes_per_token(index, layer)
+            rows * self.slot.columns(layer, num_tokens) * self.slot.bytes_per_token(index, layer)
             for index, layer in enumerate(self.spec.layers)
         ]
         return max(kept + self._converting(num_tokens, rows))
@@ -245,21 +283,6 @@ class MemoryPlan:
         """Return the bytes that slots may take together when rows may reach `num_tokens`; 0 if nothing is left."""
         taken = self.weights.size_bytes + self.runtime_bytes + self.transient_bytes(num_tokens, rows)
         return max(0, usable_bytes - taken - self.converting_bytes(num_tokens, rows))
-
-    def _bytes_per_token(self, index: int, layer: LayerSpec) -> int:
-        item_size = _ITEM_SIZES[self.spec.dtype]
-        packing = self.scheme.packing_of(index, layer.kind)
-        return layer.elements_per_token * item_size if packing is None else packing.bytes_per_token(layer, item_size)
-
-    @staticmethod
-    def _columns(layer: LayerSpec, num_tokens: int) -> int:
-        """Return the columns of a slot: a power of two within its class; a ring at most its window and slack."""
-        classes, needed = CapacityClasses(), num_tokens
-        if layer.kind == "sliding":
-            limit = layer.window + _RING_SLACK
-            classes, needed = classes.limited_to(limit), min(num_tokens, limit)
-        power = max(_MIN_COLUMNS, 1 << max(0, needed - 1).bit_length())
-        return max(needed, min(power, classes.capacity_for(needed)))
 
 
 def _layer_spec(num_kv_heads: int, head_dim: int, window: int | None) -> LayerSpec:
