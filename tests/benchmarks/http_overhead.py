@@ -42,7 +42,7 @@ class ByteCodec(FakeCodec):
 
     has_chat_template = False
 
-    def prepare_chat(self, messages: object, *, template_kwargs: object = None) -> object:
+    def prepare_chat(self, messages: object, **options: object) -> object:
         raise ValueError("the null model has no chat template")
 
 

@@ -32,7 +32,10 @@ class ToyCodec(FakeCodec):
 
     has_chat_template = True
 
-    def prepare_chat(self, messages, *, template_kwargs=None):
+    def template_source(self, *, with_tools):
+        return ""
+
+    def prepare_chat(self, messages, *, tools=None, reasoning_effort=None, template_kwargs=None):
         return Prompt(ids=self.encode("".join(str(message["content"]) for message in messages)))
 
 

@@ -15,6 +15,7 @@ from headrace_http_api import (
     ModelNotFound,
     ModelStats,
     Readiness,
+    SamplingDefaults,
     ServedConfig,
     ServedModel,
     ServerInfo,
@@ -47,6 +48,7 @@ class FakeCodec:
     tools: list = field(factory=list)
     efforts: list = field(factory=list)
     starts_in_reasoning: bool = False
+    template: str = ""
     threads: list = field(factory=list)
     remembered: list = field(factory=list)
 
@@ -58,6 +60,9 @@ class FakeCodec:
 
         self.threads.append(threading.current_thread())
         return [ord(c) % VOCAB_SIZE for c in text]
+
+    def template_source(self, *, with_tools):
+        return self.template
 
     def decode(self, token_ids):
         return "".join(chr(token_id) for token_id in token_ids)
@@ -194,6 +199,7 @@ class FakeModels:
     codec: FakeCodec = field(factory=FakeCodec)
     name: str = "org/tiny"
     num_leases: int = 0
+    temperature: float = 0.7
     state: Readiness = field(factory=lambda: Readiness(ready=True, status="ready"))
     capabilities: frozenset = frozenset({"chat", "completions"})
 
@@ -210,6 +216,7 @@ class FakeModels:
                 codec=self.codec,
                 config=ServedConfig(vocab_size=VOCAB_SIZE, max_context=MAX_CONTEXT),
                 capabilities=self.capabilities,
+                sampling_defaults=SamplingDefaults(temperature=self.temperature),
                 identity="0123456789abcdef",
             )
         finally:

@@ -193,14 +193,8 @@ async def test_wrong_field_is_a_400_that_names_it(client, models, chat_body, cha
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
         ("echo", True),
         ("functions", [{}]),
-        ("guided_json", {}),
-        ("structured_outputs", {}),
-        ("reasoning_effort", "low"),
         ("adapter", "mine"),
         ("stop_token_ids", [5]),
         ("bad_words", ["x"]),
@@ -246,10 +240,10 @@ async def test_templates_run_off_the_event_loop(client, models, chat_body):
     entered, release = threading.Event(), threading.Event()
 
     class SlowCodec(type(models.codec)):
-        def prepare_chat(self, messages, *, template_kwargs=None):
+        def prepare_chat(self, messages, **options):
             entered.set()
             assert release.wait(30)
-            return super().prepare_chat(messages, template_kwargs=template_kwargs)
+            return super().prepare_chat(messages, **options)
 
     models.codec = SlowCodec()
     async with asyncio.TaskGroup() as group:

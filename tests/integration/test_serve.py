@@ -81,8 +81,8 @@ def test_errors_are_typed(client):
         client.chat.completions.create(model="no-such-model", messages=QUESTION)
     assert "no-such-model" in str(missing.value)
     with pytest.raises(openai.BadRequestError) as unsupported:
-        client.chat.completions.create(model="default_model", messages=QUESTION, n=2)
-    assert unsupported.value.param == "n"
+        client.chat.completions.create(model="default_model", messages=QUESTION, extra_body={"adapter": "x"})
+    assert unsupported.value.param == "adapter"
 
 
 def test_a_seeded_request_is_the_same_alone_and_among_seven_others(client):

@@ -145,6 +145,22 @@ def test_token_bytes_joined_are_the_texts_bytes(make):
     assert codec.token_bytes(10**6) == b""
 
 
+@pytest.mark.parametrize("make", [byte_tokenizer, window_codec])
+def test_shown_tokens_are_text(make):
+    """A special token that is asked for appears in decoded and in streamed text; end tokens and others stay hidden."""
+    made = make()
+    codec = made if isinstance(made, Codec) else make_codec(made)
+    (end,) = codec.eos_token_ids
+    shown = end - 1
+    name = codec.token_bytes(shown).decode()
+    assert codec.decode([shown, end]) == "".join(stream(codec, [shown, end])) == ""
+    codec.show_tokens([name, codec.token_bytes(end).decode(), "no token"])
+
+    assert codec.decode([shown, end]).strip() == name
+    assert "".join(stream(codec, [shown, end])).strip() == name
+    assert codec.token_bytes(shown).decode() == name
+
+
 def test_tokenizer_json_is_the_same_tokenizer():
     """What is handed over builds a tokenizer that encodes alike."""
     tokenizer = byte_tokenizer()

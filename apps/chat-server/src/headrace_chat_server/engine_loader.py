@@ -8,7 +8,7 @@ from attrs import frozen
 from headrace_chat_server.settings import Dtype
 
 if TYPE_CHECKING:
-    from headrace_models import LoadedModel
+    from headrace_models import Codec, LoadedModel
 
 __all__ = ["EngineLoader"]
 
@@ -34,4 +34,14 @@ class EngineLoader:
         enable_fast_blas()
         from headrace_models import ModelSource, load
 
-        return load(ModelSource(name=self.name, path=self.path, format=self.format), dtype=self.dtype)
+        loaded = load(ModelSource(name=self.name, path=self.path, format=self.format), dtype=self.dtype)
+        _show_markers(loaded.codec)
+        return loaded
+
+
+def _show_markers(codec: "Codec") -> None:
+    """Let the special tokens around reasoning and calls into the text: the HTTP side reads both from it."""
+    from headrace_http_api.parsing.selection import visible_tokens
+
+    for with_tools in (False, True):
+        codec.show_tokens(visible_tokens(codec.template_source(with_tools=with_tools)))

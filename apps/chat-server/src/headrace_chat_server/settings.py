@@ -83,6 +83,9 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = _setting(
         (), Option(kind=TextList(), help="web origin that browsers may call from; repeatable")
     )
+    strict: bool = _setting(
+        False, Option(kind=Switch(), help="refuse request fields that nobody knows, instead of naming them in a header")
+    )
     log_level: LogLevel = _setting(
         "warning", Option(kind=Choice(("debug", "info", "warning", "error")), help="least level that is logged")
     )

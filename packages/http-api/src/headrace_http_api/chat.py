@@ -13,10 +13,12 @@ from headrace_http_api.encoded import Choice, EncodedPrompt, Reply, check_capabi
 from headrace_http_api.errors import InvalidRequest
 from headrace_http_api.generation import answer
 from headrace_http_api.ports import PreparedPrompt, ServedModel
+from headrace_http_api.reply_shape import reply_shape
 from headrace_http_api.running import Running
 from headrace_http_api.services import ApiServices
 from headrace_http_api.unsupported import CHAT_UNSUPPORTED
 from headrace_http_api.validation import structure
+from headrace_sampling import InvalidGrammar
 
 __all__ = ["ChatDialect", "routes"]
 
@@ -49,7 +51,21 @@ class ChatDialect:
             )
         prepared = _prepare(served, request)
         check_ids(prepared.ids, served, "messages")
-        return [EncodedPrompt(ids=prepared.ids, stable_boundary=prepared.stable_boundary, is_chat=True)]
+        source = served.codec.template_source(with_tools=bool(request.usable_tools))
+        try:
+            shape = reply_shape(source, request, starts_in_reasoning=prepared.starts_in_reasoning)
+        except InvalidGrammar as error:
+            raise InvalidRequest(f"tools cannot be used: {error}", param="tools", code="invalid_grammar") from None
+        return [
+            EncodedPrompt(
+                ids=prepared.ids,
+                stable_boundary=prepared.stable_boundary,
+                is_chat=True,
+                grammar=shape.grammar,
+                grammar_param=shape.param,
+                new_parser=shape.new_parser,
+            )
+        ]
 
     def choice(self, running: Running[ChatRequest], place: int, index: int, reply: Reply) -> Choice:
         return whole_choice(running, place, index, reply)
@@ -71,7 +87,12 @@ def routes(services: ApiServices) -> Sequence[BaseRoute]:
 def _prepare(served: ServedModel, request: ChatRequest) -> PreparedPrompt:
     messages = [message.for_template() for message in request.messages]
     try:
-        return served.codec.prepare_chat(messages, template_kwargs=request.chat_template_kwargs)
+        return served.codec.prepare_chat(
+            messages,
+            tools=[tool.described for tool in request.usable_tools] or None,
+            reasoning_effort=request.reasoning_effort,
+            template_kwargs=request.template_kwargs,
+        )
     except ValueError as exc:
         raise InvalidRequest(
             f"messages cannot be put into the model's chat template: {exc}", param="messages", code="invalid_prompt"

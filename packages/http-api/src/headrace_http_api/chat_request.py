@@ -1,14 +1,16 @@
 """The body of `POST /v1/chat/completions`."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from attrs import frozen
 from cattrs import Converter
 
+from headrace_http_api.errors import InvalidRequest
 from headrace_http_api.generation_request import GenerationFields, PositiveInt, make_request_converter
 from headrace_http_api.json_body import shown
-from headrace_http_api.validation import FieldError
+from headrace_http_api.tool_fields import ToolChoice, Tools, register_tool_hooks
+from headrace_http_api.validation import AtLeast, FieldError
 
 __all__ = ["ROLES", "ChatMessage", "ChatRequest", "ToolCall", "make_chat_converter"]
 
@@ -37,6 +39,7 @@ class ChatMessage:
     role: str
     content: str
     name: str | None = None
+    reasoning: str | None = None
     tool_call_id: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
 
@@ -46,6 +49,8 @@ class ChatMessage:
         message: dict[str, object] = {"role": role, "content": self.content}
         if self.name is not None:
             message["name"] = self.name
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         if self.tool_calls:
@@ -55,6 +60,7 @@ class ChatMessage:
 
 Messages = tuple[ChatMessage, ...]
 TemplateKwargs = dict[str, object]
+Budget = Annotated[int, AtLeast(0)]
 
 
 @frozen(kw_only=True)
@@ -65,6 +71,13 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: PositiveInt | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     logprobs: bool | None = None
+    tools: Tools = ()
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: Budget | None = None
+    thinking_token_budget: Budget | None = None
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -75,6 +88,46 @@ class ChatRequest(GenerationFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def usable_tools(self) -> Tools:
+        """The tools that the model is told of."""
+        return () if self.tool_choice is not None and self.tool_choice.mode == "none" else self.tools
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the reply is a call."""
+        return self.tool_choice is not None and self.tool_choice.mode == "required"
+
+    @property
+    def callable_tools(self) -> Tools:
+        """The tools that the reply may call if it must call one."""
+        name = None if self.tool_choice is None else self.tool_choice.name
+        return tuple(tool for tool in self.tools if name in (None, tool.name))
+
+    @property
+    def budget(self) -> int | None:
+        """Most tokens of reasoning; None for no limit."""
+        return self.thinking_token_budget if self.thinking_budget is None else self.thinking_budget
+
+    @property
+    def budget_name(self) -> str:
+        """The field that limits the reasoning."""
+        return "thinking_token_budget" if self.thinking_budget is None else "thinking_budget"
+
+    @property
+    def template_kwargs(self) -> TemplateKwargs | None:
+        """The template's variables that the request sets, by its own field or by `enable_thinking`."""
+        if self.enable_thinking is None:
+            return self.chat_template_kwargs
+        return {"enable_thinking": self.enable_thinking, **(self.chat_template_kwargs or {})}
+
+    @property
+    def thinks(self) -> bool | None:
+        switch = (self.template_kwargs or {}).get("enable_thinking")
+        if isinstance(switch, bool):
+            return switch
+        return None if self.reasoning_effort is None else self.reasoning_effort != "none"
+
+    @property
     def num_chars(self) -> int:
         return sum(len(message.content) for message in self.messages)
 
@@ -82,6 +135,20 @@ class ChatRequest(GenerationFields):
         """As the base's, with the fields of chats."""
         super().check()
         _ = self.num_top_logprobs
+        self._check_tools()
+
+    def _check_tools(self) -> None:
+        if self.must_call and not self.callable_tools:
+            name = None if self.tool_choice is None else self.tool_choice.name
+            wanted = "a tool" if name is None else f"the tool {name!r}"
+            raise InvalidRequest(f"tool_choice asks for {wanted}, which tools does not hold", param="tool_choice")
+        asked = self.asked_grammar()
+        if asked is not None and self.usable_tools:
+            raise InvalidRequest(
+                f"{asked.param} is given beside tools; a reply cannot both match it and be free to call a tool: "
+                'set tool_choice to "none", or leave one of them out',
+                param=asked.param,
+            )
 
 
 def make_chat_converter() -> Converter:
@@ -89,6 +156,7 @@ def make_chat_converter() -> Converter:
     converter = make_request_converter()
     converter.register_structure_hook_func(lambda kind: kind == Messages, _to_messages)
     converter.register_structure_hook_func(lambda kind: kind == TemplateKwargs, _to_template_kwargs)
+    register_tool_hooks(converter)
     return converter
 
 
@@ -109,6 +177,7 @@ def _to_message(value: Any, path: str) -> ChatMessage:
         role=role,
         content=_to_content(message.get("content"), f"{path}.content", is_optional=bool(calls)),
         name=_optional_str(message, "name", path),
+        reasoning=_optional_str(message, "reasoning_content", path) or _optional_str(message, "reasoning", path),
         tool_call_id=_optional_str(message, "tool_call_id", path),
         tool_calls=calls,
     )

@@ -136,4 +136,7 @@ def _encode(
     ids = served.codec.encode(prompt) if is_text else prompt
     check_ids(ids, served, param)
     text = "" if not request.echo else prompt if is_text else served.codec.decode(ids)
-    return EncodedPrompt(ids=ids, text=text)
+    asked = request.asked_grammar()
+    if asked is None:
+        return EncodedPrompt(ids=ids, text=text)
+    return EncodedPrompt(ids=ids, text=text, grammar=asked.spec, grammar_param=asked.param)

@@ -6,6 +6,7 @@ from attrs import frozen
 from cattrs import Converter
 
 from headrace_http_api.errors import InvalidRequest
+from headrace_http_api.grammar_fields import GrammarFields, register_grammar_hooks
 from headrace_http_api.json_body import shown
 from headrace_http_api.sampling_fields import SamplingFields, register_sampling_hooks
 from headrace_http_api.validation import AtLeast, Between, FieldError, make_converter
@@ -49,7 +50,7 @@ class StreamOptions:
 
 
 @frozen(kw_only=True)
-class GenerationFields(SamplingFields):
+class GenerationFields(SamplingFields, GrammarFields):
     """What every generation request may carry; None is "not given"."""
 
     model: str | None = None
@@ -97,6 +98,11 @@ class GenerationFields(SamplingFields):
         raise NotImplementedError
 
     @property
+    def thinks(self) -> bool | None:
+        """Whether the reply begins with reasoning, if the request says so."""
+        return None
+
+    @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -121,6 +127,7 @@ class GenerationFields(SamplingFields):
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {limit}", param="min_tokens"
             )
+        _ = self.asked_grammar()
 
     def wanted_logprobs(self, asked: bool | None) -> int | None:
         """Return how many candidates per token are wanted, given a switch beside `top_logprobs`.
@@ -140,6 +147,7 @@ def make_request_converter() -> Converter:
     """Make a strict converter that knows the shared fields' own forms."""
     converter = make_converter()
     register_sampling_hooks(converter)
+    register_grammar_hooks(converter)
     converter.register_structure_hook_func(lambda kind: kind == StopStrings, _to_stop)
     converter.register_structure_hook_func(lambda kind: kind == Priority, _to_priority)
     return converter

@@ -18,8 +18,10 @@ from headrace_http_api.generation_request import (
     StopStrings,
     StreamOptions,
 )
+from headrace_http_api.grammar_fields import Constraint
 from headrace_http_api.sampling_fields import MAX_BIAS, LogitBias
 from headrace_http_api.services import ApiServices
+from headrace_http_api.tool_fields import ToolChoice, Tools
 from headrace_http_api.validation import AtLeast, Between
 from headrace_sampling import HlgCurve, ToneCurve
 
@@ -48,6 +50,23 @@ _HLG: Schema = {
         "enabled": {"type": "boolean"},
         "pivot": {"enum": ["top", "entropy", "median"]},
         **{name: {"type": "number"} for name in ("pivot_offset", "width", "shoulder", "toe", "gain")},
+    },
+}
+_TOOL: Schema = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": _TEXT | {"minLength": 1},
+                "description": _TEXT,
+                "parameters": {"type": "object"},
+                "strict": {"type": "boolean"},
+            },
+        },
     },
 }
 _TEXT_PART: Schema = {
@@ -107,6 +126,23 @@ _SPECIAL: tuple[tuple[Any, Schema], ...] = (
         },
     ),
     (Logprobs, {"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS}]}),
+    (Tools, {"type": "array", "items": _TOOL}),
+    (
+        ToolChoice,
+        {
+            "anyOf": [
+                {"enum": ["none", "auto", "required"]},
+                {
+                    "type": "object",
+                    "required": ["function"],
+                    "properties": {
+                        "type": {"const": "function"},
+                        "function": {"type": "object", "required": ["name"], "properties": {"name": _TEXT}},
+                    },
+                },
+            ]
+        },
+    ),
     (HlgCurve, _HLG),
     (ToneCurve, _CURVE),
 )
@@ -195,6 +231,8 @@ def _schema(kind: Any) -> Schema:
     for known, schema in _SPECIAL:
         if kind == known:
             return schema
+    if isinstance(kind, type) and issubclass(kind, Constraint):
+        return dict(kind.schema)
     if get_origin(kind) is Annotated:
         inner, *limits = get_args(kind)
         return _schema(inner) | _limits(limits)

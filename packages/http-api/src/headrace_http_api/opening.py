@@ -5,7 +5,7 @@ import uuid
 from contextlib import AsyncExitStack, aclosing
 from typing import TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from headrace_http_api.dialect import Dialect
 from headrace_http_api.encoded import EncodedPrompt, Envelope
@@ -26,6 +26,8 @@ LONG_PROMPT_BYTES = 4_000
 
 # No vocabulary's tokens are this long on average, so a longer text needs no encoding to be too long.
 MAX_CHARS_PER_TOKEN = 256
+
+MAX_UNTHINKING_TEMPERATURE = 0.7
 
 RequestT = TypeVar("RequestT", bound=GenerationFields)
 
@@ -112,12 +114,16 @@ def _options(request: GenerationFields, served: ServedModel) -> GenerateOptions:
     if num_top is None and request.num_candidates > request.n:
         # The best replies are found by their log-probabilities.
         num_top = 0
+    defaults = served.sampling_defaults
+    if request.thinks is False:
+        # Models that mostly think have defaults for that; an answer at once is better with less chance.
+        defaults = evolve(defaults, temperature=min(defaults.temperature, MAX_UNTHINKING_TEMPERATURE))
     return GenerateOptions(
         # The engine samples one token behind every prompt.
         max_tokens=1 if request.drops_reply else requested,
         stop=request.stop,
         ignore_eos=request.ignore_eos,
-        sampling=sampling_params(request, served.sampling_defaults, served.config.vocab_size, logprobs=num_top),
+        sampling=sampling_params(request, defaults, served.config.vocab_size, logprobs=num_top),
         num_choices=request.num_candidates,
         prompt_logprobs=request.num_prompt_logprobs,
     )

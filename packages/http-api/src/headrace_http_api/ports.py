@@ -57,6 +57,10 @@ class ChatCodec(Protocol):
     @property
     def has_chat_template(self) -> bool: ...
 
+    def template_source(self, *, with_tools: bool) -> str:
+        """Return the text of the chat template that renders conversations with or without tools; empty without one."""
+        ...
+
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
@@ -74,6 +74,19 @@ class Codec:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    def template_source(self, *, with_tools: bool) -> str:
+        """Return the text of the template that renders conversations with or without tools; empty without one."""
+        return "" if self._template is None else self._template.source_for(with_tools=with_tools)
+
+    def show_tokens(self, texts: Iterable[str]) -> None:
+        """Let special tokens with these texts appear in decoded text, for what reads reasoning or calls from it.
+
+        Call it before the first decoder is made. End tokens stay hidden, and texts that are no token are ignored.
+        """
+        shown = {self._tokenizer.token_to_id(text) for text in texts}
+        self._hidden = self._hidden - (shown - self.eos_token_ids)
+        self._pieces = make_piece_table(self._tokenizer, self._hidden)
+
     def encode(self, text: str) -> list[int]:
         """Encode text; special tokens written in it are read as such, and a start token is added where it is due."""
         return self._encode(text)
@@ -81,7 +94,7 @@ class Codec:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode ids at once, special tokens left out; bytes that are no character become U+FFFD."""
         shown = [token_id for token_id in token_ids if token_id not in self._hidden]
-        return self._tokenizer.decode(shown, skip_special_tokens=True)
+        return self._tokenizer.decode(shown, skip_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that one token stands for, for a special token those of its name; none for an unknown id."""

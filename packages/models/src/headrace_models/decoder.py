@@ -131,8 +131,12 @@ class WindowDecoder:
         return after[len(before) :].replace(_REPLACEMENT, "")
 
     def _texts(self) -> tuple[str, str]:
+        # Hidden tokens never get here; special ones that are shown would be left out.
         decode = self._tokenizer.decode
-        return decode(self._window[: self._shown]), decode(self._window)
+        return (
+            decode(self._window[: self._shown], skip_special_tokens=False),
+            decode(self._window, skip_special_tokens=False),
+        )
 
 
 def make_piece_table(tokenizer: "Tokenizer", hidden: frozenset[int]) -> PieceTable | None:
