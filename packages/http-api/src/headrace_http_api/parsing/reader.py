@@ -18,6 +18,7 @@ Steps: TypeAlias = Generator[None, None, T]
 """A part of a parser: yields when it needs more text, returns what it read."""
 
 SPACE = " \t\r\n"
+_SPACES = re.compile(f"[{SPACE}]*")
 _MAX_SPACE = 64
 """White space that may belong to a marker after it is held back, but never more than this."""
 
@@ -115,6 +116,12 @@ class Reader:
         self.mark = self._raw_start = None
         self._raw.clear()
 
+    def space_end(self) -> int:
+        """Return the index after the white space that comes next in the text there is."""
+        space = _SPACES.match(self.text, self.position)
+        assert space is not None
+        return space.end()
+
     # ---- steps ------------------------------------------------------------------------------------------------
 
     def peek(self) -> Steps[str]:
@@ -160,12 +167,12 @@ class Reader:
     def accept_after_space(self, *literals: str) -> Steps[str | None]:
         """Take white space and the one of `literals` that comes after it; if none does, take nothing."""
         while True:
-            rest = self.text[self.position :].lstrip(SPACE)
+            start = self.space_end()
             for literal in literals:
-                if rest.startswith(literal):
-                    self.position = len(self.text) - len(rest) + len(literal)
+                if self.text.startswith(literal, start):
+                    self.position = start + len(literal)
                     return literal
-            if not any(literal.startswith(rest) for literal in literals):
+            if not any(literal.startswith(self.text[start : start + len(literal)]) for literal in literals):
                 return None
             if self.has_ended:
                 raise Truncated

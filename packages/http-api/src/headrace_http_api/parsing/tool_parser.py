@@ -132,10 +132,10 @@ class ToolParser(SteppingParser):
         """Take the white space after a call."""
         reader, self._gap = self._reader, ""
         while True:
-            rest = reader.text[reader.position :].lstrip(SPACE)
-            self._gap += reader.text[reader.position : len(reader.text) - len(rest)]
-            reader.position = len(reader.text) - len(rest)
-            if rest or reader.has_ended:
+            end = reader.space_end()
+            self._gap += reader.text[reader.position : end]
+            reader.position = end
+            if end < len(reader.text) or reader.has_ended:
                 self._is_after_call = False
                 return
             yield
