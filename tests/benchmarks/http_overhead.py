@@ -50,7 +50,8 @@ async def serve(fd: int) -> None:
     """Serve the null model on a listening socket until SIGINT."""
     listener = socket.socket(fileno=fd)
     composition = compose(
-        build({}),
+        # The null model keeps nothing that could be stored.
+        build({"engine.prompt_cache": 0}),
         ModelSource(name="null", path=Path("null"), format="folder"),
         loader=ModelLoaderFake(NullModel),
         load_text=lambda: TextSide(codec=ByteCodec(), sampling_defaults=SamplingDefaults(temperature=0.0)),

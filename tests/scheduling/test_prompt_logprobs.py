@@ -1,12 +1,13 @@
 """Scores of a prompt's own tokens equal one forward over the whole prompt, however it is computed."""
 
+import asyncio
 from functools import partial
 
 import mlx.core as mx
 import pytest
 
 from headrace_sampling import SamplingParams
-from headrace_scheduling import GenerateOptions, GenerationGateway, GenerationRequest, RequestShape
+from headrace_scheduling import Engine, GenerateOptions, GenerationGateway, GenerationRequest, RequestShape
 from headrace_scheduling.config import EngineConfig
 from headrace_scheduling.prompt_scores import PromptScores
 from headrace_scheduling.testing import ModelLoaderFake, ScriptedModel
@@ -66,8 +67,6 @@ async def open_gateway():
 @pytest.mark.parametrize("prefill_chunk", [7, 512])
 async def test_scores_equal_one_forward(open_gateway, prefill_chunk):
     """In slices, in a batch with other prompts, and with choices: the same scores, there with the first delta."""
-    import asyncio
-
     gateway = await open_gateway(prefill_chunk=prefill_chunk)
     requests = [_request(prompt, prompt_logprobs=2, num_choices=1 + place % 2) for place, prompt in enumerate(_PROMPTS)]
     others = [_request(prompt) for prompt in _PROMPTS]
@@ -106,6 +105,17 @@ async def test_the_reply_is_the_same(open_gateway):
             return [token_id async for delta in stream for token_id in delta.token_ids]
 
     assert await ids() == await ids(prompt_logprobs=1)
+
+
+def test_a_program_without_a_loop_gets_the_scores():
+    """`Engine` hands them over with the first choice of each prompt."""
+    with Engine.open(ModelLoaderFake(partial(ScriptedModel, _FACTS))) as engine:
+        options = GenerateOptions(max_tokens=2, num_choices=2, prompt_logprobs=1)
+        results = engine.generate(_PROMPTS[1:3], options)
+
+    for index, prompt in enumerate(_PROMPTS[1:3]):
+        _check(prompt, results[2 * index].prompt_logprobs, 1)
+        assert results[2 * index + 1].prompt_logprobs == ()
 
 
 def test_logits_are_projected_in_pieces_of_bounded_size():

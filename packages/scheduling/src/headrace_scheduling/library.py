@@ -35,6 +35,7 @@ class GenerationResult:
     Attributes:
         logprobs: one per token id, if the options ask for log-probabilities.
         choice: which of a prompt's choices it is.
+        prompt_logprobs: on choice 0, one per prompt token after the first, if the options ask for them.
     """
 
     text: str
@@ -42,6 +43,7 @@ class GenerationResult:
     finished: Finished
     logprobs: tuple[TokenLogprobs, ...] = ()
     choice: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Engine:
@@ -235,6 +237,7 @@ class Engine:
             finished=end,
             logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
             choice=row_id.choice,
+            prompt_logprobs=next((row.prompt_logprobs for row in rows if row.prompt_logprobs), ()),
         )
 
     def _forget(self, row_ids: Sequence[RowId]) -> None:
