@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace_models.audio.errors import AudioDecodeTimeout, AudioTooLong, AudioUnreadable
+from headrace_models.audio.errors import AudioDecodeTimeout, AudioError, AudioTooLong, AudioUnreadable
 from headrace_models.audio.resampling import SAMPLE_RATE
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def decode_container(data: bytes, *, max_duration_s: float, max_decode_s: float)
     """
     try:
         import av
+        from av.error import FFmpegError
     except ImportError as error:
         raise AudioUnreadable(
             "the audio is no WAV file, and PyAV, which decodes the rest, is missing: install headrace-models[audio]"
@@ -64,9 +65,9 @@ def decode_container(data: bytes, *, max_duration_s: float, max_decode_s: float)
                 num_samples += len(block)
                 _check(num_samples, deadline, max_duration_s, max_decode_s)
             announced = _announced_s(container, stream)
-    except (av.error.FFmpegError, ValueError, OverflowError, EOFError) as error:
-        if isinstance(error, AudioUnreadable | AudioTooLong | AudioDecodeTimeout):
-            raise
+    except AudioError:
+        raise
+    except (FFmpegError, ValueError, OverflowError, EOFError) as error:
         raise AudioUnreadable(f"the audio cannot be decoded ({error}): send a whole file of a common format") from error
     if not num_samples:
         raise AudioUnreadable("the file's audio stream is empty: record again.")
@@ -91,9 +92,9 @@ def _blocks(container: "InputContainer", stream: "AudioStream") -> "Iterator[NDA
         # A wrong time stamp is no reason to leave a hole or to fail.
         frame.pts = None
         for made in resampler.resample(frame):
-            yield made.to_ndarray().reshape(-1)
+            yield made.to_ndarray().reshape(-1).astype(np.float32, copy=False)
     for made in resampler.resample(None):
-        yield made.to_ndarray().reshape(-1)
+        yield made.to_ndarray().reshape(-1).astype(np.float32, copy=False)
 
 
 def _announced_s(container: "InputContainer", stream: "AudioStream") -> float | None:

@@ -115,6 +115,7 @@ def _samples(body: memoryview, wav: WavFormat) -> "NDArray[np.float32]":
         values = wide.view("<i4")[:, 0].astype(np.float32) / 2**31
     else:
         values = np.frombuffer(raw, f"<i{wav.bits // 8}").astype(np.float32) / 2 ** (wav.bits - 1)
+    values = values.astype(np.float32, copy=False)
     if wav.num_channels == 1:
         return values
     return values.reshape(-1, wav.num_channels).mean(axis=1, dtype=np.float32)
