@@ -1,6 +1,7 @@
 """Errors of audio that is read or heard.
 
     ModelError(Exception)
+    ├── VoiceDetectorMissing(RuntimeError)   an extra is not installed
     └── AudioError(ValueError)      the audio is at fault, not the program: a client's error
         ├── AudioUnreadable         empty, cut short, damaged, or of no known form
         ├── AudioTooShort           less than can be heard
@@ -20,6 +21,7 @@ __all__ = [
     "AudioTooLong",
     "AudioTooShort",
     "AudioUnreadable",
+    "VoiceDetectorMissing",
 ]
 
 
@@ -45,3 +47,7 @@ class AudioTooLarge(AudioError):
 
 class AudioDecodeTimeout(AudioError):
     """Decoding the audio took longer than the limit."""
+
+
+class VoiceDetectorMissing(ModelError, RuntimeError):
+    """Speech cannot be found, because the package that finds it is not installed."""
