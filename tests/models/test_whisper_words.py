@@ -136,6 +136,13 @@ def test_windows_are_cut_where_timestamps_meet():
     cut_off = cut_window([t, 1, t + 10, t + 12, 3, 4], timestamp_begin=t, num_frames=300)
     assert [(p.start, p.end) for p in cut_off.pieces] == [(0, 20)]
     assert (cut_off.advance, cut_off.is_complete) == (20, False)
+    pause = cut_window([t, 1, t + 10, t + 12, 3, 4], timestamp_begin=t, num_frames=300, ends_in_pause=True)
+    assert [(p.start, p.end) for p in pause.pieces] == [(0, 20), (24, 300)]
+    assert (pause.advance, pause.is_complete) == (300, True)
+    early = cut_window([t, 1, t + 10, t + 12], timestamp_begin=t, num_frames=300, ends_in_pause=True)
+    assert (len(early.pieces), early.advance) == (1, 20)
+    late = cut_window([t, 1, t + 110, t + 110], timestamp_begin=t, num_frames=300, ends_in_pause=True)
+    assert (len(late.pieces), late.advance) == (1, 300)
     plain = cut_window([1, 2, 3], timestamp_begin=t, num_frames=300)
     assert [(p.start, p.end) for p in plain.pieces] == [(0, 300)]
     assert plain.advance == 300
@@ -143,10 +150,10 @@ def test_windows_are_cut_where_timestamps_meet():
 
 
 @settings(max_examples=200, deadline=None)
-@given(tokens=st.lists(st.integers(95, 130), max_size=12), num_frames=st.integers(1, 60))
-def test_every_window_moves_on(tokens, num_frames):
+@given(tokens=st.lists(st.integers(95, 130), max_size=12), num_frames=st.integers(1, 60), pause=st.booleans())
+def test_every_window_moves_on(tokens, num_frames, pause):
     """Whatever tokens come, the next window starts later, and not after the audio of this one."""
-    cut = cut_window(tokens, timestamp_begin=100, num_frames=num_frames)
+    cut = cut_window(tokens, timestamp_begin=100, num_frames=num_frames, ends_in_pause=pause)
     assert 1 <= cut.advance <= num_frames
 
 

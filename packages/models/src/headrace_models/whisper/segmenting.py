@@ -8,6 +8,8 @@ from headrace_models.whisper.config import FRAMES_PER_POSITION
 
 __all__ = ["Piece", "WindowCut", "cut_window"]
 
+_SHORTEST_REST_FRAMES = 100
+
 
 @frozen(kw_only=True)
 class Piece:
@@ -29,7 +31,9 @@ class WindowCut:
     """Whether the window ended with a timestamp after which nothing is said."""
 
 
-def cut_window(tokens: Sequence[int], *, timestamp_begin: int, num_frames: int) -> WindowCut:
+def cut_window(
+    tokens: Sequence[int], *, timestamp_begin: int, num_frames: int, ends_in_pause: bool = False
+) -> WindowCut:
     """Cut a window where two timestamps meet.
 
     What follows the last such place is dropped, and the next window starts there; if there is none, all is one
@@ -37,6 +41,8 @@ def cut_window(tokens: Sequence[int], *, timestamp_begin: int, num_frames: int) 
 
     Args:
         num_frames: mel frames of audio in the window.
+        ends_in_pause: whether the audio was cut where it is quiet: then what follows the last such place is a segment
+            too, and only what is longer than a second is left for another window.
     """
     is_stamp = [token >= timestamp_begin for token in tokens]
     ends_once = is_stamp[-2:] == [False, True]
@@ -54,5 +60,13 @@ def cut_window(tokens: Sequence[int], *, timestamp_begin: int, num_frames: int) 
         for first, last in zip([0, *cuts[:-1]], cuts, strict=True)
     ]
     reached = times[cuts[-1] - 1]
+    if ends_in_pause and not ends_once:
+        if cuts[-1] + 1 < len(tokens):
+            pieces.append(
+                Piece(start=times[cuts[-1]], end=max(num_frames, times[cuts[-1]]), tokens=tuple(tokens[cuts[-1] :]))
+            )
+            reached = num_frames
+        if num_frames - reached <= _SHORTEST_REST_FRAMES:
+            return WindowCut(pieces=tuple(pieces), advance=num_frames, is_complete=True)
     advance = num_frames if ends_once or reached <= 0 else min(reached, num_frames)
     return WindowCut(pieces=tuple(pieces), advance=max(1, advance), is_complete=ends_once)

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 __all__ = ["quiet_spans"]
 
-_SEARCHED_SHARE = 1 / 3
+_SEARCHED_SHARE = 1 / 6
 _SMOOTHED_FRAMES = 25
 
 
 def quiet_spans(samples: "NDArray[np.float32]", window_frames: int) -> list[tuple[int, int]]:
-    """Cut audio into spans of at most a window, each but the last ending where it is quietest in its last third.
+    """Cut audio into spans of at most a window, each but the last ending where it is quietest in its last sixth.
 
     Args:
         samples: `(N,)` at 16 kHz.

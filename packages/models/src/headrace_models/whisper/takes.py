@@ -153,7 +153,10 @@ class Take:
         if is_silent(decoded, self.options):
             return Accepted(window, decoded, [], window.num_frames, is_complete=True, has_failed=False)
         cut = cut_window(
-            decoded.tokens, timestamp_begin=self.tokenizer.special.timestamp_begin, num_frames=window.num_frames
+            decoded.tokens,
+            timestamp_begin=self.tokenizer.special.timestamp_begin,
+            num_frames=window.num_frames,
+            ends_in_pause=len(self.spans) > 1 and window.seek + window.num_frames >= window.span.end,
         )
         segments = [
             Segment(
