@@ -94,9 +94,7 @@ def make_prompt_cache(
     return made if scheme is None else _converting(made, scheme)
 
 
-def make_slot_prototypes(
-    model: CacheMaker | LayeredModel, *, scheme: KVScheme | None = None
-) -> list[LayerCache]:
+def make_slot_prototypes(model: CacheMaker | LayeredModel, *, scheme: KVScheme | None = None) -> list[LayerCache]:
     """Make fresh caches of the kinds that a model's rows are kept in, for `make_row_batch`.
 
     Raises:
