@@ -17,7 +17,9 @@ URL = "/v1/completions"
 
 @pytest.fixture
 async def gateway():
-    config = EngineConfig(loader=FakeLoader(max_positions=10**9), make_runner=FakeRunnerFactory(), max_context=10**9)
+    config = EngineConfig(
+        prompt_cache_bytes=0, loader=FakeLoader(max_positions=10**9), make_runner=FakeRunnerFactory(), max_context=10**9
+    )
     opened = GenerationGateway(ThreadEnginePort(config), max_outstanding=2)
     await opened.start()
     await opened.wait_ready(30)
