@@ -7,7 +7,7 @@ from headrace_models.errors import DownloadError, ModelError, SourceError
 from headrace_models.folder import check_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["HUB_FILES", "fetch_snapshot"]
 
@@ -18,6 +18,8 @@ HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 def fetch_snapshot(
     repo_id: str,
     *,
+    files: "Sequence[str]" = HUB_FILES,
+    check: "Callable[[Path], object]" = check_folder,
     revision: str | None = None,
     cache_dir: Path | None = None,
     endpoint: str | None = None,
@@ -30,6 +32,8 @@ def fetch_snapshot(
 
     Args:
         repo_id: `organisation/name`.
+        files: patterns of the files that are fetched.
+        check: raises a `ModelError` for a folder that is not complete.
         revision: branch, tag or commit; None is the main branch.
         cache_dir: the hub cache; None is huggingface_hub's own.
         endpoint: address of the hub; None is huggingface_hub's own.
@@ -39,33 +43,34 @@ def fetch_snapshot(
     Raises:
         SourceError: no such model, no access to it, or it is not cached and `download` is False.
         DownloadError: the hub cannot be reached or broke off.
-        UnsupportedFormat: the model has no weights in a format that is read here.
+        ModelError: what `check` raised of the fetched folder; by default `UnsupportedFormat` for a model without
+            weights in a format that is read here.
     """
     options: dict[str, Any] = {
         "revision": revision,
         "cache_dir": cache_dir,
         "endpoint": endpoint,
-        "allow_patterns": list(HUB_FILES),
+        "allow_patterns": list(files),
         "tqdm_class": None if progress else _silent_bar(),
     }
-    cached = _cached_snapshot(repo_id, options)
+    cached = _cached_snapshot(repo_id, options, check)
     if cached is not None:
         return cached
     if not download:
         raise SourceError(f"model {repo_id!r} is not complete in the hub cache and downloads are off")
     folder = _download(repo_id, options)
-    check_folder(folder)
+    check(folder)
     return folder
 
 
-def _cached_snapshot(repo_id: str, options: "Mapping[str, Any]") -> Path | None:
+def _cached_snapshot(repo_id: str, options: "Mapping[str, Any]", check: "Callable[[Path], object]") -> Path | None:
     """Return a snapshot that needs no network; what an interrupted download left counts as absent."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(repo_id, local_files_only=True, **options))
-        check_folder(folder)
+        check(folder)
     except (LocalEntryNotFoundError, ModelError):
         return None
     return folder

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from headrace_models.errors import ChecksumMismatch, SourceError, UnsupportedFormat
 from headrace_models.folder import read_json_object, weight_files
+from headrace_models.hub import fetch_snapshot
 from headrace_models.index_models import IndexModel, fetch_index_model
 
 __all__ = ["WHISPER_INDEX_MODELS", "WhisperFormat", "WhisperIndexModel", "WhisperSource", "resolve_whisper"]
@@ -132,11 +133,11 @@ def resolve_whisper(
     if text in WHISPER_INDEX_MODELS:
         return _index_source(text, cache_dir or _user_cache_dir(), download=download, progress=progress)
     if _HUB_ID.fullmatch(text):
-        from headrace_models.whisper.hub import fetch_whisper_snapshot
-
-        folder = fetch_whisper_snapshot(
+        # Unlike text models', these may carry no tokenizer.
+        folder = fetch_snapshot(
             text,
             files=_HUB_FILES,
+            check=open_whisper_folder,
             revision=revision,
             cache_dir=hub_cache_dir,
             endpoint=endpoint,
