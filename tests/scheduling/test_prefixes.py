@@ -231,3 +231,27 @@ def test_prefixes_change_no_text_and_every_row_ends_once(data):
     run.loop._scheduler.check_integrity()
     assert run.loop._scheduler.num_running == run.loop._scheduler.num_waiting == 0
     assert run.events[-1].status.kv_reserved_bytes == 0
+
+
+def test_choices_of_a_repeat_do_not_wait_for_the_first_to_end():
+    """Law: where caches cannot be cut back, choices of a prompt that is stored begin with it beside choice 0."""
+    run = _harness(can_trim=False, store=FakePrefixStore(can_trim=False))
+    run.run(make_submit(1, _LONG, 3), later=[make_submit(2, _LONG, 30, num_choices=3)])
+    beginnings = [
+        number for number, step in enumerate(run.steps) for row in step.openings if row.row_id.request_id == 2
+    ]
+    assert len(beginnings) == 3
+    assert beginnings[-1] - beginnings[0] <= 2
+    assert sum(count for row_id, count in run.runner.num_computed.items() if row_id.request_id == 2) == 3
+    assert [run.text(2, choice) for choice in range(3)] == [_LONG[:30]] * 3
+
+
+def test_a_row_that_stands_at_the_common_length_is_copied_there():
+    """Law: a prompt whose common part ends exactly where a running row stands gets a copy, and does not wait."""
+    run = _harness(can_trim=False, store=FakePrefixStore(can_trim=False), prefill_chunk=40)
+    run.script[1] = [make_submit(2, _LONG[:40] + "other", 30)]
+    run.run(make_submit(1, _LONG, 40, about={"stable_boundary": 1}))
+    assert _computed(run) == {1: 80, 2: 5}
+    ends = [number for number, events in enumerate(run.events) for row in events.rows if row.end is not None]
+    first_of_2 = next(n for n, events in enumerate(run.events) for row in events.rows if row.request_id == 2)
+    assert first_of_2 < ends[0]

@@ -154,9 +154,11 @@ class BatchScheduler:
 
     def schedule(self) -> Step | None:
         """Plan the next step, admitting what fits; None when no row can do anything before results are applied."""
-        snapshots = self._due_snapshots()
         decodes = [row_id for row_id, row in self._rows.items() if row.can_decode and self._may_grow(row)]
         openings = self._admit()
+        # After admission, which finds new followers, and before slices: a row that cannot be cut back is copied where
+        # it stands. Rows that are seated in this very step hold nothing yet that could be copied.
+        snapshots = self._due_snapshots(frozenset(opening.row_id for opening in openings))
         prefills = self._prefill()
         for row_id in decodes:
             self._rows[row_id].num_dispatched += 1
@@ -167,16 +169,16 @@ class BatchScheduler:
     def _may_grow(self, row: RunningRow) -> bool:
         return self.budget is None or self.budget.grow(row.spec.row_id, row.num_fed + 1)
 
-    def _due_snapshots(self) -> tuple[Snapshot, ...]:
+    def _due_snapshots(self, opened: frozenset[RowId]) -> tuple[Snapshot, ...]:
         due: list[Snapshot] = []
-        for row in self._rows.values():
+        for row_id, row in self._rows.items():
+            if row_id in opened:
+                continue
             lengths = {length for length in row.followers if self._is_due(row, length)}
             if row.snapshot_at and self._is_due(row, row.snapshot_at) and (row.reply or not row.waits_to_copy):
                 lengths.add(row.snapshot_at)
                 row.snapshot_at = 0
-            due.extend(
-                Snapshot(row_id=row.spec.row_id, num_tokens=length, is_converted=row.is_converted) for length in lengths
-            )
+            due.extend(Snapshot(row_id=row_id, num_tokens=length, is_converted=row.is_converted) for length in lengths)
         return tuple(due)
 
     def _is_due(self, row: RunningRow, length: int) -> bool:
@@ -234,7 +236,8 @@ class BatchScheduler:
         return best
 
     def _can_still_copy(self, row: RunningRow, length: int) -> bool:
-        return self.traits.can_trim or row.num_fed <= length
+        # What a row began with is shared as it is given; a copy of it could only be made before the row goes on.
+        return self.traits.can_trim or max(row.num_fed, row.num_cached + 1) <= length
 
     def _open(self, waiting: WaitingRow) -> RowOpening:
         spec = waiting.spec
@@ -245,7 +248,12 @@ class BatchScheduler:
         self._plan_cuts(row, is_converted=prefix is not None and prefix.is_converted)
         self._rows[spec.row_id] = row
         for follower in self.waiting:
-            if follower.leader == spec.row_id:
+            if follower.leader != spec.row_id:
+                continue
+            if num_cached == len(spec.prompt_ids) - 1:
+                # There is nothing to wait for: it begins with the same, from where this row had it.
+                follower.leader, follower.prefix = None, waiting.prefix
+            else:
                 _follow(row, len(spec.prompt_ids) - 1, follower)
         return RowOpening(
             row_id=spec.row_id,
