@@ -45,6 +45,14 @@ class ByteCodec(FakeCodec):
     def prepare_chat(self, messages: object, **options: object) -> object:
         raise ValueError("the null model has no chat template")
 
+    render_chat = prepare_chat
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return super().encode(text)
+
+    def decode(self, token_ids: object, *, skip_special_tokens: bool = True) -> str:
+        return super().decode(token_ids)
+
 
 async def serve(fd: int) -> None:
     """Serve the null model on a listening socket until SIGINT."""

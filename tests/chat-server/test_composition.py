@@ -36,7 +36,16 @@ class ToyCodec(FakeCodec):
         return ""
 
     def prepare_chat(self, messages, *, tools=None, reasoning_effort=None, template_kwargs=None):
-        return Prompt(ids=self.encode("".join(str(message["content"]) for message in messages)))
+        return Prompt(ids=self.encode(self.render_chat(messages)))
+
+    def render_chat(self, messages, *, tools=None, reasoning_effort=None, template_kwargs=None):
+        return "".join(str(message["content"]) for message in messages)
+
+    def encode(self, text, *, add_special_tokens=True):
+        return super().encode(text)
+
+    def decode(self, token_ids, *, skip_special_tokens=True):
+        return super().decode(token_ids)
 
 
 def load_toy_text() -> TextSide:

@@ -55,7 +55,7 @@ class FakeCodec:
     def remember(self, token_ids):
         self.remembered.append(list(token_ids))
 
-    def encode(self, text):
+    def encode(self, text, *, add_special_tokens=True):
         import threading
 
         self.threads.append(threading.current_thread())
@@ -64,8 +64,8 @@ class FakeCodec:
     def template_source(self, *, with_tools):
         return self.template
 
-    def decode(self, token_ids):
-        return "".join(chr(token_id) for token_id in token_ids)
+    def decode(self, token_ids, *, skip_special_tokens=True):
+        return "".join(chr(token_id) for token_id in token_ids if token_id > 1 or not skip_special_tokens)
 
     def token_bytes(self, token_id):
         return chr(token_id).encode()
@@ -80,6 +80,16 @@ class FakeCodec:
         for message in messages:
             ids += self.encode(message["content"])
         return Prepared(tuple(ids), starts_in_reasoning=self.starts_in_reasoning)
+
+    def render_chat(self, messages, *, tools=None, reasoning_effort=None, template_kwargs=None):
+        if self.refusal is not None:
+            raise self.refusal
+        self.chats.append((messages, template_kwargs))
+        self.tools.append(tools)
+        self.efforts.append(reasoning_effort)
+        turns = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        opens = (template_kwargs or {}).get("add_generation_prompt", True)
+        return f"{turns}<assistant>" if opens else turns
 
 
 @define(eq=False)

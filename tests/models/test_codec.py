@@ -197,6 +197,18 @@ def test_a_reply_starts_in_reasoning_after_an_open_think(tail, expected):
     assert prepared.starts_in_reasoning is expected
 
 
+def test_rendered_chats_are_what_is_encoded():
+    """The text of a chat encodes to its prompt; its start token is not added again, and special tokens have names."""
+    text = CODEC.render_chat([{"role": "user", "content": "a"}], template_kwargs={"tail": "!"})
+    ids = CODEC.prepare_chat([{"role": "user", "content": "a"}], template_kwargs={"tail": "!"}).ids
+
+    assert text == "<s><|user|>a!"
+    assert CODEC.encode(text, add_special_tokens=False) == ids
+    assert CODEC.encode("a", add_special_tokens=False) == CODEC.encode("a")[1:]
+    assert CODEC.decode(ids, skip_special_tokens=False) == text
+    assert CODEC.decode(ids) == "a!"
+
+
 def test_a_model_without_template_says_so():
     """Chat on a base model is a TemplateError with the way out, and completions still encode."""
     codec = make_codec(templates={})

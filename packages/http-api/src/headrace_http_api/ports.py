@@ -61,10 +61,12 @@ class ChatCodec(Protocol):
         """Return the text of the chat template that renders conversations with or without tools; empty without one."""
         ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text, with the start token that is due unless `add_special_tokens` is false."""
+        ...
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens left out."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of ids, special tokens left out, or by their names if `skip_special_tokens` is false."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -84,6 +86,17 @@ class ChatCodec(Protocol):
         Raises:
             ValueError: the template refuses these messages, or there is none.
         """
+        ...
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        reasoning_effort: str | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> str:
+        """Render a chat to the text that `prepare_chat` encodes. Raises as it does."""
         ...
 
     def remember(self, token_ids: Sequence[int]) -> None:

@@ -87,12 +87,24 @@ class Codec:
         self._hidden = self._hidden - (shown - self.eos_token_ids)
         self._pieces = make_piece_table(self._tokenizer, self._hidden)
 
-    def encode(self, text: str) -> list[int]:
-        """Encode text; special tokens written in it are read as such, and a start token is added where it is due."""
-        return self._encode(text)
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Encode text; special tokens written in it are read as such.
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Decode ids at once, special tokens left out; bytes that are no character become U+FFFD."""
+        Args:
+            text: any.
+            add_special_tokens: add a start token where it is due; text from a chat template has its own.
+        """
+        return self._encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Decode ids at once; bytes that are no character become U+FFFD.
+
+        Args:
+            token_ids: those that the tokenizer does not know stand for nothing.
+            skip_special_tokens: leave out special tokens; else they appear by their names.
+        """
+        if not skip_special_tokens:
+            return self._decode_raw(token_ids)
         shown = [token_id for token_id in token_ids if token_id not in self._hidden]
         return self._tokenizer.decode(shown, skip_special_tokens=False)
 
@@ -124,23 +136,9 @@ class Codec:
     ) -> PreparedPrompt:
         """Render a conversation with the model's template and encode it. May take long: templates are programs.
 
-        Args:
-            messages: as the API takes them.
-            tools: descriptions of the tools that the model may call; also taken from `template_kwargs`.
-            reasoning_effort: none, minimal, low, medium, high or xhigh; brought to what the template knows.
-            template_kwargs: further variables of the template, for example enable_thinking.
-
-        Raises:
-            TemplateError: the model has no chat template, or its template refuses the messages.
+        Arguments and errors are those of `render_chat`.
         """
-        template = self._template
-        if template is None:
-            raise TemplateError("this model has no chat template: use raw completions, or a chat-tuned model")
-        given = dict(template_kwargs or {})
-        if tools is not None:
-            given["tools"] = tools
-        source = template.source_for(with_tools=bool(given.get("tools")))
-        given = reasoning_kwargs(source, reasoning_effort=reasoning_effort, template_kwargs=given)
+        template, given = self._template_variables(tools, reasoning_effort, template_kwargs)
         text = template.render(messages, template_kwargs=given)
         canonical = self._encode_prompt(text)
         ids = self._history.resolve(text, canonical)
@@ -156,12 +154,49 @@ class Codec:
             starts_in_reasoning=text.rfind("<think>") > text.rfind("</think>"),
         )
 
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        reasoning_effort: str | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> str:
+        """Render a conversation with the model's template. May take long: templates are programs.
+
+        Args:
+            messages: as the API takes them.
+            tools: descriptions of the tools that the model may call; also taken from `template_kwargs`.
+            reasoning_effort: none, minimal, low, medium, high or xhigh; brought to what the template knows.
+            template_kwargs: further variables of the template, for example enable_thinking.
+
+        Raises:
+            TemplateError: the model has no chat template, or its template refuses the messages.
+        """
+        template, given = self._template_variables(tools, reasoning_effort, template_kwargs)
+        return template.render(messages, template_kwargs=given)
+
     def remember(self, token_ids: Sequence[int]) -> None:
         """Remember a prompt with the ids generated after it, so that the next turn's prompt repeats these very ids.
 
         A reply that is resent as text is encoded anew otherwise, perhaps to other ids than a prefix cache holds.
         """
         self._history.remember(token_ids)
+
+    def _template_variables(
+        self,
+        tools: Sequence[Mapping[str, object]] | None,
+        reasoning_effort: str | None,
+        template_kwargs: Mapping[str, object] | None,
+    ) -> tuple[ChatTemplate, dict[str, object]]:
+        template = self._template
+        if template is None:
+            raise TemplateError("this model has no chat template: use raw completions, or a chat-tuned model")
+        given = dict(template_kwargs or {})
+        if tools is not None:
+            given["tools"] = tools
+        source = template.source_for(with_tools=bool(given.get("tools")))
+        return template, reasoning_kwargs(source, reasoning_effort=reasoning_effort, template_kwargs=given)
 
     def _encode_prompt(self, text: str) -> list[int]:
         # The template writes the special tokens itself.
