@@ -1,0 +1,227 @@
+"""A small fake transcription service, steered by a script."""
+
+import asyncio
+import contextlib
+from collections import deque
+from pathlib import Path
+
+import pytest
+from attrs import define, field, frozen
+
+from headrace_http_api.audio_ports import SAMPLE_RATE, Pcm, TranscriptionOptions
+
+
+@frozen(kw_only=True)
+class FakeWord:
+    text: str
+    start_s: float
+    end_s: float
+    probability: float = 0.9
+
+
+@frozen(kw_only=True)
+class FakeSegment:
+    text: str
+    start_s: float
+    end_s: float
+    tokens: tuple[int, ...] = (50364, 1, 50414)
+    temperature: float = 0.0
+    avg_logprob: float = -0.25
+    compression_ratio: float = 1.5
+    no_speech_prob: float = 0.01
+    words: tuple[FakeWord, ...] = ()
+
+
+@frozen(kw_only=True)
+class FakeTranscript:
+    text: str
+    segments: tuple[FakeSegment, ...]
+    duration_s: float
+    language: str = "en"
+    vocabulary: object = None
+
+
+@frozen(kw_only=True)
+class FakeProgress:
+    segments: tuple[FakeSegment, ...]
+    position_s: float
+    duration_s: float
+
+
+@frozen(kw_only=True)
+class FakeTimings:
+    load_s: float = 0.5
+    queue_s: float = 0.0
+    vad_s: float = 0.0
+    transcribe_s: float = 1.25
+    total_s: float = 1.75
+
+
+@frozen(kw_only=True)
+class FakeStats:
+    is_resident: bool = True
+    num_loads: int = 1
+    num_unloads: int = 0
+    num_requests: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_failed: int = 0
+    num_cancelled: int = 0
+    last_load_s: float | None = 0.5
+    idle_unload_s: float | None = 0.0
+
+
+def segment(text, start_s, end_s, *, has_words=False):
+    """Make a segment; its words share its time evenly."""
+    pieces = [f" {word}" for word in text.split()]
+    each = (end_s - start_s) / max(1, len(pieces))
+    words = tuple(
+        FakeWord(text=piece, start_s=start_s + place * each, end_s=start_s + (place + 1) * each)
+        for place, piece in enumerate(pieces)
+    )
+    return FakeSegment(text=text, start_s=start_s, end_s=end_s, words=words if has_words else ())
+
+
+@define(eq=False)
+class FakeTake:
+    """Plays a script: a segment is a progress, an event is waited for, an exception is raised."""
+
+    service: "FakeTranscriber"
+    duration_s: float
+    script: deque
+    speech_spans: tuple | None = None
+    vocabulary: object = None
+    language: str = "en"
+    timings: FakeTimings = field(factory=FakeTimings)
+    is_closed: bool = False
+    _said: list = field(factory=list)
+    _has_begun: bool = False
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        if not self._has_begun and not isinstance(self.script[0] if self.script else None, Exception):
+            self._has_begun = True
+            return FakeProgress(segments=(), position_s=0.0, duration_s=self.duration_s)
+        while self.script:
+            item = self.script.popleft()
+            if isinstance(item, asyncio.Event):
+                self.service.waiting.set()
+                await item.wait()
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                self._said.append(item)
+                return FakeProgress(segments=(item,), position_s=item.end_s, duration_s=self.duration_s)
+        raise StopAsyncIteration
+
+    @property
+    def transcript(self):
+        return FakeTranscript(
+            text="".join(one.text for one in self._said).strip(),
+            segments=tuple(self._said),
+            duration_s=self.duration_s,
+            vocabulary=self.vocabulary,
+            language=self.language,
+        )
+
+    async def aclose(self):
+        self.is_closed = True
+
+
+@define(eq=False)
+class FakeDetector:
+    """Hears speech in every frame whose first sample is not 0."""
+
+    _rest: bytes = b""
+
+    async def feed(self, pcm):
+        data = self._rest + pcm.data
+        size = 4 * 512
+        count = len(data) // size
+        self._rest = data[count * size :]
+        return [1.0 if any(data[at * size : at * size + 4]) else 0.0 for at in range(count)]
+
+
+@define(eq=False)
+class FakeTranscriber:
+    """Transcribes whatever it gets as `script`, or as `answer(pcm, options)` says.
+
+    A file is audio if it begins with `RIFF`; the fake takes the rest of it for float32 samples.
+    """
+
+    model_id: str = "whisper-fake"
+    script: list = field(factory=lambda: [segment(" Hello there.", 0.0, 1.0), segment(" Bye.", 1.0, 2.0)])
+    answer: object = None
+    refusal: Exception | None = None
+    detector_refusal: Exception | None = None
+    speech_spans: tuple | None = None
+    vocabulary: object = None
+    can_unload: bool = True
+    submitted: list = field(factory=list)
+    takes: list = field(factory=list)
+    num_held: int = 0
+    waiting: asyncio.Event = field(factory=asyncio.Event)
+    paths: list = field(factory=list)
+
+    def stats(self):
+        return FakeStats(num_requests=len(self.takes))
+
+    async def read(self, audio):
+        if isinstance(audio, Path):
+            self.paths.append(audio)
+            audio = audio.read_bytes()
+        if not audio.startswith(b"RIFF"):
+            raise AudioUnreadable("the audio is of no known form.")
+        data = audio[4:]
+        return Pcm(data[: len(data) // 4 * 4])
+
+    async def submit(self, audio, options):
+        if self.refusal is not None:
+            raise self.refusal
+        assert isinstance(options, TranscriptionOptions)
+        pcm = audio if isinstance(audio, Pcm) else await self.read(audio)
+        self.submitted.append((pcm, options))
+        script = self.script if self.answer is None else self.answer(pcm, options)
+        take = FakeTake(self, pcm.duration_s, deque(script), speech_spans=self.speech_spans, vocabulary=self.vocabulary)
+        self.takes.append(take)
+        return take
+
+    def new_speech_detector(self):
+        if self.detector_refusal is not None:
+            raise self.detector_refusal
+        return FakeDetector()
+
+    @contextlib.contextmanager
+    def hold(self):
+        self.num_held += 1
+        try:
+            yield
+        finally:
+            self.num_held -= 1
+
+    async def unload(self):
+        return self.can_unload and self.num_held == 0
+
+
+def error_named(name, message):
+    """Make an error such as `headrace_models` raises, without importing it: the table goes by its name."""
+    return type(name, (ValueError,), {"__module__": "headrace_models.audio.errors"})(message)
+
+
+class AudioUnreadable(ValueError):
+    __module__ = "headrace_models.audio.errors"
+
+
+def silence(seconds):
+    return b"\0\0\0\0" * round(seconds * SAMPLE_RATE)
+
+
+def speech(seconds):
+    return b"\0\0\0\x3f" * round(seconds * SAMPLE_RATE)
+
+
+@pytest.fixture
+def transcriber():
+    return FakeTranscriber()
