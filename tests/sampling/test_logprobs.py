@@ -92,6 +92,28 @@ def test_one_row_alone_equals_the_batch():
         assert len(alone.logprobs.row(0).top) == 7
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_histogram_counts_every_token_once(dtype):
+    """Of the rows that ask, in any batch: bins of equal width from `low` to 0, the rest below; masses add up to 1."""
+    logits = mx.array(np.random.default_rng(5).normal(scale=6, size=(3, 500)).astype(np.float32)).astype(dtype)
+    logits[1, 7] = -mx.inf
+    asks = [SamplingParams(logprobs=2), SamplingParams(logprobs=0, logprob_histogram=True), SamplingParams()]
+    rows = [create_row_sampling(make_step_sampler(params)) for params in asks]
+    captured = BatchSampler().sample(logits, rows).logprobs
+
+    assert captured.row(0).histogram is None
+    found = captured.row(1).histogram
+    expected = log_softmax(logits[1].astype(mx.float32).tolist())
+    edges = np.linspace(found.low, 0, len(found.counts) + 1)
+    assert len(found.counts) == len(found.masses) == 80
+    assert found.num_below + sum(found.counts) == 500
+    assert found.mass_below + sum(found.masses) == pytest.approx(1, abs=1e-5)
+    # A value on an edge may fall to either side in float32.
+    counts = np.histogram(np.clip(expected, None, 0), bins=edges)[0]
+    assert np.abs(np.cumsum(counts) - np.cumsum(found.counts)).max() <= 1
+    assert found.masses[-1] == pytest.approx(np.exp(expected[expected >= edges[-2]]).sum(), abs=1e-5)
+
+
 def test_a_prompt_is_scored_position_by_position():
     """Token i by row i of the logits; wrong counts and ids are typed errors."""
     logits = np.random.default_rng(1).normal(size=(6, 30)).astype(np.float32)

@@ -84,6 +84,7 @@ REFUSED = {
     "min_tokens": [-1, 1.0, True],
     "ignore_eos": [0, 1, None, "yes"],
     "logprobs": [-1, 21, True, 1.0],
+    "logprob_histogram": [1, None, True],
     "hlg": [{}, True],
     "curve": [[(1, 1), (2, 2)], True],
     "top_k": [-1, 1.0, math.nan, True, "5", None],

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from headrace_sampling.seeds import mix_seed as mix_seed
     from headrace_sampling.seeds import step_key as step_key
     from headrace_sampling.setup import GrammarMask as GrammarMask
+    from headrace_sampling.token_logprobs import LogprobHistogram as LogprobHistogram
     from headrace_sampling.token_logprobs import TokenLogprobs as TokenLogprobs
 
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "InvalidDrafts",
     "InvalidGrammar",
     "InvalidSamplingParams",
+    "LogprobHistogram",
     "RowDraft",
     "RowSampling",
     "SampledStep",
@@ -127,6 +129,7 @@ _MODULES = {
     "InvalidDrafts": "errors",
     "InvalidGrammar": "errors",
     "InvalidSamplingParams": "errors",
+    "LogprobHistogram": "token_logprobs",
     "RowDraft": "acceptance",
     "RowSampling": "sampler",
     "SampledStep": "chain",

@@ -162,7 +162,8 @@ def accept_drafts(logits: mx.array, rows: Sequence[RowSampling], drafts: Sequenc
         for index, place in enumerate(places)
         if place.setup.params.logprobs is not None
     }
-    logprobs = StepLogprobs.of(scored, tokens, captures) if captures else None
+    with_histogram = {index for index in captures if places[index].setup.params.logprob_histogram}
+    logprobs = StepLogprobs.of(scored, tokens, captures, with_histogram) if captures else None
     firsts = [index for index, place in enumerate(places) if place.position == 0]
     return AcceptedDrafts(
         _spread(tokens, places, num_rows, width),

@@ -71,6 +71,7 @@ class SamplingChain:
         self._processors = Processors([setups[row] for row in changed], vocab_size) if changed else None
         self._replace = row_replacement(changed, len(params))
         self._logprobs = {row: entry.logprobs for row, entry in enumerate(params) if entry.logprobs is not None}
+        self._with_histogram = frozenset(row for row, entry in enumerate(params) if entry.logprob_histogram)
         self._groups = _groups(setups, changed, vocab_size, may_read=may_read)
         self._order = _order(self._groups, len(params))
 
@@ -89,7 +90,8 @@ class SamplingChain:
         if not self._logprobs:
             return SampledStep(tokens=tokens)
         scored = logits if changed is None else self._replace(logits, changed)
-        return SampledStep(tokens=tokens, logprobs=StepLogprobs.of(scored, tokens, self._logprobs))
+        captured = StepLogprobs.of(scored, tokens, self._logprobs, self._with_histogram)
+        return SampledStep(tokens=tokens, logprobs=captured)
 
     def pick_scored(self, logits: mx.array, keys: Sequence[int], steps: Sequence[int]) -> tuple[mx.array, mx.array]:
         """Pick as `pick`, but record nothing; returns tokens `(B,) int32`, and the logits drawn from `(B, V)`."""

@@ -3,6 +3,7 @@
 from attrs import field, frozen
 
 from headrace_sampling.curves import HlgCurve, ToneCurve
+from headrace_sampling.errors import InvalidSamplingParams
 from headrace_sampling.validation import (
     BiasPairs,
     bias_pairs,
@@ -21,6 +22,11 @@ _MAX_PENALTY = 1e4
 _MAX_WINDOW = 2**20
 _WHOLE = "; 0 is the whole history"
 _OFF = "; 0 and 1 turn the filter off"
+
+
+def _only_with_logprobs(instance: "SamplingParams", _attribute: object, value: bool) -> None:
+    if value and instance.logprobs is None:
+        raise InvalidSamplingParams("logprob_histogram", value, "False where logprobs is None, which captures nothing")
 
 
 @frozen(kw_only=True)
@@ -61,6 +67,7 @@ class SamplingParams:
         min_tokens: EOS tokens that the sampler knows cannot be picked before so many tokens.
         ignore_eos: EOS does not end the row. That is the scheduler's to do; a sampler ignores it.
         logprobs: capture the picked token's log-probability and so many of the best, 0 to 20; None captures nothing.
+        logprob_histogram: capture how the whole vocabulary spreads, too.
         hlg: replaces filters and temperature, unless the temperature is 0.
         curve: replaces filters and temperature, also at temperature 0.
         seed: fixes the row's randomness; any integer from -2**63 to 2**64 - 1, kept modulo 2**64. None draws a
@@ -100,6 +107,7 @@ class SamplingParams:
     logprobs: int | None = field(
         default=None, converter=optional(integer("logprobs", 0, 20, ", or None to capture nothing"))
     )
+    logprob_histogram: bool = field(default=False, converter=flag("logprob_histogram"), validator=_only_with_logprobs)
     hlg: HlgCurve | None = field(default=None, converter=instance_or_none("hlg", HlgCurve))
     curve: ToneCurve | None = field(default=None, converter=instance_or_none("curve", ToneCurve))
     seed: int | None = field(default=None, converter=seed_or_none)
