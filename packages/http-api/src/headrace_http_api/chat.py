@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from headrace_http_api.chat_replies import ChatStream, whole_choice
 from headrace_http_api.chat_request import ChatRequest, make_chat_converter
+from headrace_http_api.conversation_fields import cannot_render, check_template
 from headrace_http_api.encoded import Choice, EncodedPrompt, Reply, check_capability, check_ids
 from headrace_http_api.errors import InvalidRequest
 from headrace_http_api.generation import answer
@@ -39,16 +40,11 @@ class ChatDialect:
         return structure(self._converter, body, ChatRequest)
 
     def num_chars(self, request: ChatRequest) -> int:
-        return request.num_chars
+        return request.num_message_chars
 
     def encode(self, served: ServedModel, request: ChatRequest) -> Sequence[EncodedPrompt]:
         check_capability(served, "chat")
-        if not served.codec.has_chat_template:
-            raise InvalidRequest(
-                f"the model {served.name!r} has no chat template; send text to /v1/completions instead",
-                param="model",
-                code="no_chat_template",
-            )
+        check_template(served)
         prepared = _prepare(served, request)
         check_ids(prepared.ids, served, "messages")
         source = served.codec.template_source(with_tools=bool(request.usable_tools))
@@ -85,15 +81,7 @@ def routes(services: ApiServices) -> Sequence[BaseRoute]:
 
 
 def _prepare(served: ServedModel, request: ChatRequest) -> PreparedPrompt:
-    messages = [message.for_template() for message in request.messages]
     try:
-        return served.codec.prepare_chat(
-            messages,
-            tools=[tool.described for tool in request.usable_tools] or None,
-            reasoning_effort=request.reasoning_effort,
-            template_kwargs=request.template_kwargs,
-        )
+        return served.codec.prepare_chat(**request.for_template())
     except ValueError as exc:
-        raise InvalidRequest(
-            f"messages cannot be put into the model's chat template: {exc}", param="messages", code="invalid_prompt"
-        ) from None
+        raise cannot_render(exc) from None

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
-from headrace_http_api.chat_request import ROLES, ChatRequest, Messages, TemplateKwargs
+from headrace_http_api.chat_request import ChatRequest
 from headrace_http_api.completion_request import MAX_PROMPTS, CompletionRequest, Logprobs, Prompts
+from headrace_http_api.conversation_fields import TemplateKwargs
 from headrace_http_api.generation_request import (
     MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
@@ -19,10 +20,11 @@ from headrace_http_api.generation_request import (
     StreamOptions,
 )
 from headrace_http_api.grammar_fields import Constraint
+from headrace_http_api.messages import ROLES, Messages
 from headrace_http_api.sampling_fields import MAX_BIAS, LogitBias
 from headrace_http_api.services import ApiServices
 from headrace_http_api.tool_fields import ToolChoice, Tools
-from headrace_http_api.validation import AtLeast, Between
+from headrace_http_api.validation import AtLeast, Between, OneOf
 from headrace_sampling import HlgCurve, ToneCurve
 
 __all__ = ["openapi", "request_schema", "routes"]
@@ -251,6 +253,8 @@ def _limits(limits: list[object]) -> Schema:
                 schema |= {"minimum": low, "maximum": high}
             case AtLeast(low=low):
                 schema |= {"minimum": low}
+            case OneOf(choices=choices):
+                schema |= {"enum": list(choices)}
             case _:
                 raise TypeError(f"{limit!r} is a limit that the OpenAPI document cannot tell; teach it here")
     return schema
