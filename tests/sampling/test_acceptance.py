@@ -13,8 +13,10 @@ from headrace_sampling import (
     BatchMismatch,
     BatchSampler,
     GrammarSpec,
+    GrammarState,
     HlgCurve,
     InvalidDrafts,
+    KnownBitmask,
     SamplingParams,
     accept_drafts,
     create_row_sampling,
@@ -186,26 +188,29 @@ TARGETS = {
 }
 
 
-class Open:
+class Open(GrammarState):
     """A grammar that opens some tokens, and the same after each of them."""
 
-    def __new__(cls, open_ids):
-        from headrace_sampling.bitmask import GrammarState, KnownBitmask
+    is_terminated = False
+    only_ends = False
 
-        class State(GrammarState):
-            is_terminated = False
-            only_ends = False
+    def __init__(self, open_ids):
+        self._open_ids = open_ids
 
-            def mask_words(self):
-                return np.array([sum(1 << one for one in open_ids)], np.uint32)
+    def mask_words(self):
+        return np.array([sum(1 << one for one in self._open_ids)], np.uint32)
 
-            def accept(self, token_id):
-                assert token_id in open_ids
+    def accept(self, token_id):
+        assert token_id in self._open_ids
 
-            def draft_masks(self, draft_ids):
-                return [KnownBitmask(self.mask_words(), False)] * (len(draft_ids) + 1)
+    def rollback(self, num_tokens):
+        """Every state is the same."""
 
-        return State()
+    def forced_tokens(self):
+        return []
+
+    def draft_masks(self, draft_ids):
+        return [KnownBitmask(self.mask_words(), only_ends=False)] * (len(draft_ids) + 1)
 
 
 def draw_with_drafts(logits, params, proposal, num_draws, seed):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace_sampling.acceptance import accept_drafts as accept_drafts
     from headrace_sampling.batch import BatchSampler as BatchSampler
     from headrace_sampling.bitmask import GrammarState as GrammarState
+    from headrace_sampling.bitmask import KnownBitmask as KnownBitmask
     from headrace_sampling.bitmask import TokenBitmask as TokenBitmask
     from headrace_sampling.chain import SampledStep as SampledStep
     from headrace_sampling.curves import HlgCurve as HlgCurve
@@ -78,6 +79,7 @@ __all__ = [
     "InvalidDrafts",
     "InvalidGrammar",
     "InvalidSamplingParams",
+    "KnownBitmask",
     "LogprobHistogram",
     "RowDraft",
     "RowSampling",
@@ -129,6 +131,7 @@ _MODULES = {
     "InvalidDrafts": "errors",
     "InvalidGrammar": "errors",
     "InvalidSamplingParams": "errors",
+    "KnownBitmask": "bitmask",
     "LogprobHistogram": "token_logprobs",
     "RowDraft": "acceptance",
     "RowSampling": "sampler",

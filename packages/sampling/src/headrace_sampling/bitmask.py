@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
-from attrs import frozen
+from attrs import field, frozen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,16 +62,32 @@ class GrammarState(TokenBitmask):
         """
 
     @abstractmethod
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last tokens that were accepted.
+
+        Raises:
+            ValueError: fewer than so many were accepted.
+            GrammarFailed: the grammar has failed before.
+        """
+
+    @abstractmethod
+    def forced_tokens(self) -> Sequence[int]:
+        """Return tokens that must come next, whatever the model says; empty if there is a choice or only the end.
+
+        Where the first of them is, the mask opens it alone. They are not accepted.
+        """
+
+    @abstractmethod
     def draft_masks(self, draft_ids: Sequence[int]) -> Sequence[TokenBitmask]:
         """Return the masks along a draft: before its first token, and after each up to one that is closed or ends."""
 
 
 @frozen(eq=False)
 class KnownBitmask(TokenBitmask):
-    """A mask that is there already."""
+    """A mask that is there already: `(ceil(V / 32),) uint32`, and whether it opens nothing but the end."""
 
     _words: NDArray[np.uint32]
-    _only_ends: bool
+    _only_ends: bool = field(kw_only=True, alias="only_ends")
 
     def mask_words(self) -> NDArray[np.uint32]:
         return self._words

@@ -189,7 +189,7 @@ class GrammarController(GrammarState):
             GrammarFailed: no token may follow where the row stands now.
         """
         words = self.mask_words()
-        masks = [KnownBitmask(words, self.only_ends)]
+        masks = [KnownBitmask(words, only_ends=self.only_ends)]
         # A copy walks ahead, because a matcher that fails stays failed.
         ahead = self._fork()
         try:
@@ -200,7 +200,7 @@ class GrammarController(GrammarState):
                 if ahead.is_terminated:
                     break
                 words = ahead.mask_words()
-                masks.append(KnownBitmask(words, ahead.only_ends))
+                masks.append(KnownBitmask(words, only_ends=ahead.only_ends))
         except (GrammarFailed, TokenNotAllowed):
             # The row may never come there; if it does, the mask fails again.
             pass
