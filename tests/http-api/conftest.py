@@ -156,6 +156,10 @@ class FakeGeneration:
             for choice in range(self.request.options.num_choices)
         )
 
+    @property
+    def num_unread_tokens(self):
+        return self.gateway.num_unread_tokens
+
     def end_of(self, choice):
         return self.finished_choices[choice] if self.is_over else None
 
@@ -183,6 +187,7 @@ class FakeGateway:
     requests: list = field(factory=list)
     generations: list = field(factory=list)
     waiting: asyncio.Event = field(factory=asyncio.Event)
+    num_unread_tokens: int = 0
 
     def place(self, shape):
         self.shapes.append(shape)
@@ -296,9 +301,20 @@ async def running_server(app):
 
 
 @pytest.fixture
-async def base_url(services):
-    async with running_server(create_app(services)) as url:
-        yield url
+async def make_url(services):
+    """Serve an application with the given settings on a socket."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(**settings):
+            app = create_app(services, ApiConfig(**settings))
+            return await stack.enter_async_context(running_server(app))
+
+        yield make
+
+
+@pytest.fixture
+async def base_url(make_url):
+    return await make_url()
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

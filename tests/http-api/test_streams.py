@@ -8,6 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace_http_api import ApiConfig, create_app
+from headrace_http_api.outlet import ABORT_KEY
+from headrace_http_api.services import StreamCounts
 from headrace_http_api.sse import frame
 from headrace_scheduling.errors import EngineFailed, QueueFull
 
@@ -144,3 +147,135 @@ async def test_any_text_survives_the_stream(client, models, chat_body, texts):
 def test_frame_is_ascii_on_one_line():
     """A frame never holds what some client takes for a line end."""
     assert frame({"a": "x\n\r\u2028\u0085"}) == b'data: {"a":"x\\n\\r\\u2028\\u0085"}\n\n'
+
+
+# ---- silence and slow readers --------------------------------------------------------------------------------
+
+
+async def test_silence_is_filled_with_comments_and_nothing_else_changes(make_url, models, chat_body):
+    """While nothing is generated comments come, before and between texts; clients read the same events."""
+    gate = asyncio.Event()
+    models.gateway.script = [gate, "Hel", gate, "lo"]
+    url = await make_url(keep_alive_s=0.01)
+    text = ""
+    body = chat_body | {"stream": True}
+    async with httpx.AsyncClient(base_url=url) as client, client.stream("POST", CHAT_URL, json=body) as reply:
+        async for piece in reply.aiter_text():
+            text += piece
+            if text.count(": keep-alive\n\n") == 3:
+                gate.set()
+
+    parts = [part for part in text.split("\n\n") if part]
+    told = [part.removeprefix("data: ") for part in parts if not part.startswith(":")]
+    assert len(parts) - len(told) == parts.count(": keep-alive") >= 3
+    assert told[-1] == "[DONE]"
+    assert [json.loads(one)["choices"][0]["delta"].get("content") for one in told[:-1]] == ["", "Hel", "lo", None]
+
+
+async def test_no_comments_where_none_are_wanted_or_needed(make_url, models, chat_body):
+    """An interval of 0 sends none, and a stream that is never silent for long has none."""
+    for interval_s in (0, 60):
+        models.gateway.script = ["Hel", "lo"]
+        url = await make_url(keep_alive_s=interval_s)
+        async with httpx.AsyncClient(base_url=url) as client:
+            reply = await client.post(CHAT_URL, json=chat_body | {"stream": True})
+        assert ":" not in [part[0] for part in reply.text.split("\n\n") if part]
+
+
+class StuckClient:
+    """An ASGI client that takes so many messages and then no more."""
+
+    def __init__(self, body, *, num_read):
+        self.num_left = num_read
+        self.body = [json.dumps(body).encode()]
+        self.is_cut = asyncio.Event()
+        self.messages = []
+
+    async def run(self, app):
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": CHAT_URL,
+            "headers": [],
+            "query_string": b"",
+            "scheme": "http",
+            "http_version": "1.1",
+            "asgi": {"version": "3.0"},
+            "state": {ABORT_KEY: self.is_cut.set},
+        }
+        await app(scope, self._receive, self._send)
+
+    async def _receive(self):
+        if not self.body:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": self.body.pop(), "more_body": False}
+
+    async def _send(self, message):
+        if not self.num_left:
+            await asyncio.Event().wait()
+        self.num_left -= 1
+        self.messages.append(message)
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_unread"),
+    [({"stall_timeout_s": 0.05}, 0), ({"stall_timeout_s": 0.2, "max_unread_tokens": 10}, 11)],
+    ids=["time", "tokens"],
+)
+@pytest.mark.parametrize("num_read", [0, 1, 3])
+async def test_client_that_does_not_read_is_dropped(services, models, chat_body, limits, num_unread, num_read):
+    """Too long without reading, or too much unread: the row is cancelled, the connection cut, the stream counted."""
+    models.gateway.script = ["Hel"] * 10
+    models.gateway.num_unread_tokens = num_unread
+    client = StuckClient(chat_body | {"stream": True}, num_read=num_read)
+
+    await asyncio.wait_for(client.run(create_app(services, ApiConfig(keep_alive_s=0.01, **limits))), 5)
+
+    assert models.gateway.generations[0].closed.is_set()
+    assert client.is_cut.is_set()
+    assert models.num_leases == 0
+    assert not any(message.get("more_body") is False for message in client.messages)
+    assert services.streams == StreamCounts(num_dropped=1)
+
+
+async def test_client_that_is_only_behind_is_waited_for(services, models, chat_body):
+    """Below both limits a client may take its time; the stream then goes on to its end."""
+    models.gateway.script = ["Hel"] * 3
+    models.gateway.num_unread_tokens = 10
+    client = StuckClient(chat_body | {"stream": True}, num_read=2)
+    app = create_app(services, ApiConfig(stall_timeout_s=30.0, max_unread_tokens=10))
+    blocked = asyncio.Event()
+    send = client._send
+
+    async def send_late(message):
+        if not client.num_left:
+            await asyncio.sleep(0.1)
+            blocked.set()
+            client.num_left = 100
+        await send(message)
+
+    client._send = send_late
+    await asyncio.wait_for(client.run(app), 5)
+
+    assert blocked.is_set()
+    assert client.messages[-1]["more_body"] is False
+    assert services.streams == StreamCounts()
+
+
+async def test_streams_are_counted(make_url, services, models, chat_body):
+    """Open streams are a gauge; a client that leaves is counted once, and not as dropped."""
+    models.gateway.script = ["Hel", asyncio.Event()]
+    url = await make_url()
+    async with httpx.AsyncClient(base_url=url) as client:
+        call = asyncio.create_task(client.post(CHAT_URL, json=chat_body | {"stream": True}))
+        await models.gateway.waiting.wait()
+        during = (await client.get("/stats")).json()["server"]["streams"]
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await asyncio.wait_for(models.gateway.generations[0].closed.wait(), 5)
+        while services.streams.num_open:  # noqa: ASYNC110 - counts tell no changes
+            await asyncio.sleep(0)
+        after = (await client.get("/stats")).json()["server"]["streams"]
+
+    assert during == {"open": 1, "left": 0, "dropped": 0}
+    assert after == {"open": 0, "left": 1, "dropped": 0}

@@ -110,8 +110,10 @@ async def test_a_slow_consumer_costs_one_coalesced_delta():
         _publish(port, stream, text=text)
     _publish(port, stream, end=_FINISHED)
     await _turn()
+    assert stream.num_unread_tokens == len("one two three")
     (delta,) = [delta async for delta in stream]
     assert delta == TextDelta("one two three", tuple(b"one two three"))
+    assert stream.num_unread_tokens == 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from attrs import evolve
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -33,11 +34,12 @@ def create_app(
 
     Args:
         services: what the routes answer from; starting and closing it is the caller's.
-        config: limits and access rules; the defaults suit a server on loopback.
+        config: limits and access rules; None takes those of the services, whose defaults suit a server on loopback.
         groups: the `routes` functions to mount; None mounts every group of a chat server, which needs the extra
             `chat`. More groups may be any callable that makes Starlette routes.
     """
-    config = ApiConfig() if config is None else config
+    services = services if config is None else evolve(services, config=config)
+    config = services.config
     groups = chat_groups() if groups is None else groups
     app = Starlette(
         routes=[route for group in groups for route in group(services)],

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 from starlette.types import Receive
 
 from headrace_http_api.errors import ClientDisconnected
 
-__all__ = ["run_until_disconnect"]
+__all__ = ["run_until", "run_until_disconnect", "wait_for_disconnect"]
 
 T = TypeVar("T")
 
@@ -23,19 +23,34 @@ async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -
     Raises:
         ClientDisconnected: the client left first.
     """
+    return await run_until(work, wait_for_disconnect(receive))
+
+
+async def run_until(work: Coroutine[Any, Any, T], *watchers: Coroutine[Any, Any, Never]) -> T:
+    """Run `work`, until a watcher raises or the caller is cancelled; then cancel it and wait until it has cleaned up.
+
+    Raises:
+        Exception: what the work or the first watcher raised.
+    """
     task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_wait_for_disconnect(receive))
+    watching = [asyncio.ensure_future(watcher) for watcher in watchers]
     try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, *watching}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientDisconnected
+            next(watcher for watcher in watching if watcher.done()).result()
         return task.result()
     finally:
-        task.cancel()
-        watcher.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
+        for each in (task, *watching):
+            each.cancel()
+        await asyncio.gather(task, *watching, return_exceptions=True)
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> Never:
+    """Wait until the client leaves.
+
+    Raises:
+        ClientDisconnected: it did.
+    """
     while (await receive())["type"] != "http.disconnect":
         pass
+    raise ClientDisconnected

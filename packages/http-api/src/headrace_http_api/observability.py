@@ -22,7 +22,7 @@ class Stat:
 
     Attributes:
         key: its place in the body; `models.*.` stands for each served model's name.
-        attribute: of `ModelStats` or `ServerInfo` (or `uptime_s`).
+        attribute: of `ModelStats`, `ServerInfo` (or `uptime_s`) or `StreamCounts`.
         metric: its metric name with the unit; None for facts that are no number.
         kind: how the number moves.
     """
@@ -38,6 +38,9 @@ STATS: tuple[Stat, ...] = (
     Stat("server.version", "version", "info"),
     Stat("server.started_at", "started_at", "gauge", "headrace_start_time_seconds"),
     Stat("server.uptime_s", "uptime_s", "gauge", "headrace_uptime_seconds"),
+    Stat("server.streams.open", "num_open", "gauge", "headrace_streams_open"),
+    Stat("server.streams.left", "num_left", "counter", "headrace_streams_left_total"),
+    Stat("server.streams.dropped", "num_dropped", "counter", "headrace_streams_dropped_total"),
     Stat("models.*.state", "state", "info"),
     Stat("models.*.device", "device", "info"),
     Stat("models.*.representation", "representation", "info"),
@@ -77,6 +80,11 @@ def stats_body(services: ApiServices) -> dict[str, object]:
         "version": services.server.version,
         "started_at": services.server.started_at,
         "uptime_s": max(0.0, services.clock() - services.server.started_at),
+        "streams": {
+            "open": services.streams.num_open,
+            "left": services.streams.num_left,
+            "dropped": services.streams.num_dropped,
+        },
     }
     body: dict[str, object] = {"server": server, "models": {}}
     for stats in services.models.stats():

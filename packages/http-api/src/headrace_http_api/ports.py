@@ -119,6 +119,11 @@ class Generation(Protocol):
         """One per prompt token after the first, if they were asked for; there from the first delta on."""
         ...
 
+    @property
+    def num_unread_tokens(self) -> int:
+        """How many tokens wait to be iterated."""
+        ...
+
     def end_of(self, choice: int, /) -> RowEnd | None:
         """Return how a choice ended; None while it runs. Nothing of it is iterated later."""
         ...

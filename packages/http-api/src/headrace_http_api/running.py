@@ -47,6 +47,10 @@ class Running(Generic[RequestT]):
             async for delta in self.prompts[0].generation:
                 yield 0, self._kept(delta)
 
+    def num_unread_tokens(self) -> int:
+        """Count the tokens that wait because their client is slow."""
+        return sum(running.generation.num_unread_tokens for running in self.prompts)
+
     def usage(self) -> dict[str, object]:
         """Build OpenAI's usage object; valid once all generations have ended.
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 from attrs import frozen
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headrace_sampling import TokenLogprobs
 
 FinishReason = Literal["stop", "length"]
@@ -28,6 +30,19 @@ class TextDelta:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     choice: int = 0
+
+    @classmethod
+    def joining(cls, deltas: Sequence[TextDelta]) -> TextDelta:
+        """Join at least one delta of a choice, in their order."""
+        first = deltas[0]
+        if len(deltas) == 1:
+            return first
+        return cls(
+            "".join(delta.text for delta in deltas),
+            tuple(token_id for delta in deltas for token_id in delta.token_ids),
+            tuple(entry for delta in deltas for entry in delta.logprobs),
+            first.choice,
+        )
 
     def joined(self, later: TextDelta | None) -> TextDelta:
         """Return this delta followed by a later one of the same choice."""

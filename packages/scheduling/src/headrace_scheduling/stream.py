@@ -43,7 +43,8 @@ class GenerationStream:
         self.request_id = request_id
         self._cancel = cancel
         self._trace = trace
-        self._waiting: dict[int, TextDelta] = {}
+        # Lists, joined when they are asked for: joining at every step would copy again and again what waits.
+        self._waiting: dict[int, list[TextDelta]] = {}
         self._ends: dict[int, RowEnd] = {}
         self._num_choices = num_choices
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -80,6 +81,11 @@ class GenerationStream:
         """One per prompt token after the first, if the options ask for them; there from the first delta on."""
         return self._prompt_logprobs
 
+    @property
+    def num_unread_tokens(self) -> int:
+        """How many tokens wait for the consumer."""
+        return sum(len(delta.token_ids) for deltas in self._waiting.values() for delta in deltas)
+
     def end_of(self, choice: int) -> RowEnd | None:
         """Return how a choice ended; None while it runs."""
         return self._ends.get(choice)
@@ -99,8 +105,7 @@ class GenerationStream:
         if events.delta is not None:
             self._mark("first_delta", is_new=not self._has_delta)
             self._has_delta = True
-            earlier = self._waiting.get(events.choice)
-            self._waiting[events.choice] = events.delta if earlier is None else earlier.joined(events.delta)
+            self._waiting.setdefault(events.choice, []).append(events.delta)
         if events.end is not None and not self.is_ended:
             self._ends[events.choice] = events.end
             if self.is_ended:
@@ -117,7 +122,7 @@ class GenerationStream:
             await self._wait()
         if self._waiting:
             choice = next(iter(self._waiting))
-            return self._waiting.pop(choice)
+            return TextDelta.joining(self._waiting.pop(choice))
         raise self._outcome()
 
     async def aclose(self) -> None:
