@@ -3,7 +3,7 @@
 Public modules: `plain`, `quantized`, `rotating`, `chunked`, `recurrent`, `composite`, `turbo_cache` (one row),
 `prompt_cache` (caches for a model), `rows` (`RowBatch`, many rows in slots), `attention` (`attend`), `scheme`
 (`KVScheme`), `spec` and `specs` (geometry and bytes), `budget`, `prefix_cache` (`PrefixCache`), `clones` and `trims`,
-`errors`. Importing this root imports no mlx.
+`cache_file` and `prefix_folder` (caches in files), `errors`. Importing this root imports no mlx.
 """
 
 from importlib import import_module
@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from headrace_kvcache.budget import KVBudget as KVBudget
     from headrace_kvcache.budget import Reservation as Reservation
     from headrace_kvcache.budget import batch_row_kv_bytes as batch_row_kv_bytes
+    from headrace_kvcache.cache_file import SavedCaches as SavedCaches
+    from headrace_kvcache.cache_file import load_caches as load_caches
+    from headrace_kvcache.cache_file import save_caches as save_caches
     from headrace_kvcache.capacity import CapacityClasses as CapacityClasses
     from headrace_kvcache.chunked import ChunkedKVCache as ChunkedKVCache
     from headrace_kvcache.chunked_rows import ChunkedRowBatch as ChunkedRowBatch
     from headrace_kvcache.clones import clone_caches as clone_caches
     from headrace_kvcache.composite import CacheList as CacheList
     from headrace_kvcache.errors import BudgetExceeded as BudgetExceeded
+    from headrace_kvcache.errors import CacheFileError as CacheFileError
     from headrace_kvcache.errors import EmptyCache as EmptyCache
     from headrace_kvcache.errors import IntegrityError as IntegrityError
     from headrace_kvcache.errors import InvalidCountError as InvalidCountError
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
     from headrace_kvcache.prefix_cache import PrefixCache as PrefixCache
     from headrace_kvcache.prefix_cold import ColdHit as ColdHit
     from headrace_kvcache.prefix_cold import ColdStore as ColdStore
+    from headrace_kvcache.prefix_folder import FolderReport as FolderReport
+    from headrace_kvcache.prefix_folder import PrefixFolder as PrefixFolder
     from headrace_kvcache.prefix_hit import PrefixHit as PrefixHit
     from headrace_kvcache.prefix_hit import PrefixView as PrefixView
     from headrace_kvcache.prefix_namespace import PrefixNamespace as PrefixNamespace
@@ -77,6 +83,7 @@ __all__ = [
     "BatchCacheList",
     "BatchRecurrentCache",
     "BudgetExceeded",
+    "CacheFileError",
     "CacheList",
     "CacheSpec",
     "CapacityClasses",
@@ -85,6 +92,7 @@ __all__ = [
     "ColdHit",
     "ColdStore",
     "EmptyCache",
+    "FolderReport",
     "IntegrityError",
     "InvalidCountError",
     "InvalidGeometry",
@@ -101,6 +109,7 @@ __all__ = [
     "NotTrimmable",
     "PrefixCache",
     "PrefixCacheStats",
+    "PrefixFolder",
     "PrefixHit",
     "PrefixNamespace",
     "PrefixView",
@@ -115,6 +124,7 @@ __all__ = [
     "RotatingRowBatch",
     "RoundRefusedError",
     "RowBatch",
+    "SavedCaches",
     "SlotView",
     "SlotsExhausted",
     "TurboQuantKVCache",
@@ -126,10 +136,12 @@ __all__ = [
     "clone_caches",
     "first_chunk_length",
     "kv_bytes_at",
+    "load_caches",
     "make_prompt_cache",
     "make_row_batch",
     "make_slot_prototypes",
     "merge_caches",
+    "save_caches",
     "slot_kv_bytes_at",
     "trim_to",
 ]
@@ -140,6 +152,7 @@ _MODULES = {
     "BatchCacheList": "mlx_lm_batch",
     "BatchRecurrentCache": "mlx_lm_batch",
     "BudgetExceeded": "errors",
+    "CacheFileError": "errors",
     "CacheList": "composite",
     "CacheSpec": "spec",
     "CapacityClasses": "capacity",
@@ -148,6 +161,7 @@ _MODULES = {
     "ColdHit": "prefix_cold",
     "ColdStore": "prefix_cold",
     "EmptyCache": "errors",
+    "FolderReport": "prefix_folder",
     "IntegrityError": "errors",
     "InvalidCountError": "errors",
     "InvalidGeometry": "errors",
@@ -164,6 +178,7 @@ _MODULES = {
     "NotTrimmable": "errors",
     "PrefixCache": "prefix_cache",
     "PrefixCacheStats": "prefix_stats",
+    "PrefixFolder": "prefix_folder",
     "PrefixHit": "prefix_hit",
     "PrefixNamespace": "prefix_namespace",
     "PrefixView": "prefix_hit",
@@ -178,6 +193,7 @@ _MODULES = {
     "RotatingRowBatch": "ring_rows",
     "RoundRefusedError": "errors",
     "RowBatch": "rows",
+    "SavedCaches": "cache_file",
     "SlotView": "views",
     "SlotsExhausted": "errors",
     "TurboQuantKVCache": "turbo_cache",
@@ -189,10 +205,12 @@ _MODULES = {
     "clone_caches": "clones",
     "first_chunk_length": "scheme",
     "kv_bytes_at": "spec",
+    "load_caches": "cache_file",
     "make_prompt_cache": "prompt_cache",
     "make_row_batch": "model_rows",
     "make_slot_prototypes": "prompt_cache",
     "merge_caches": "mlx_lm_batch",
+    "save_caches": "cache_file",
     "slot_kv_bytes_at": "spec",
     "trim_to": "trims",
 }

@@ -10,6 +10,7 @@ KVCacheError(Exception)
 ├── NotTrimmable      caller: what earlier positions need is gone (RuntimeError)
 ├── UnsupportedCache  caller: a cache of a kind that Headrace has no twin for (TypeError)
 ├── BudgetExceeded    caller: bytes that do not fit the budget, now or ever (RuntimeError)
+├── CacheFileError    caller: a file that is no cache file, or not the one that was written (ValueError)
 ├── EmptyCache        caller: attention over positions that the cache does not hold (RuntimeError)
 ├── RoundRefusedError caller: a round of speculation that cannot begin or be rolled back (RuntimeError)
 ├── InvalidCountError caller: a number of drafts or kept positions outside its range (ValueError)
@@ -17,6 +18,10 @@ KVCacheError(Exception)
 
 A refused operation changes nothing.
 """
+
+from typing import Literal, TypeAlias
+
+CacheFileReason: TypeAlias = Literal["foreign", "version", "unchecked", "damaged", "unsupported", "too-large"]
 
 
 class KVCacheError(Exception):
@@ -72,6 +77,22 @@ class BudgetExceeded(KVCacheError, RuntimeError):
 
 def _budget_exceeded(num_bytes: int, free_bytes: int, can_wait: bool) -> BudgetExceeded:
     return BudgetExceeded(num_bytes, free_bytes, can_wait=can_wait)
+
+
+class CacheFileError(KVCacheError, ValueError):
+    """A file that holds no caches, or other bytes than were written; or something that cannot be stored in one.
+
+    Attributes:
+        reason: "foreign" (no cache file), "version" (of another format), "unchecked" (without a checksum), "damaged",
+            "unsupported" (caches or metadata of a kind that is not stored) or "too-large".
+    """
+
+    def __init__(self, message: str, reason: CacheFileReason) -> None:
+        super().__init__(message)
+        self.reason: CacheFileReason = reason
+
+    def __reduce__(self) -> tuple[type["CacheFileError"], tuple[str, CacheFileReason]]:
+        return type(self), (str(self), self.reason)
 
 
 class EmptyCache(KVCacheError, RuntimeError):

@@ -18,7 +18,7 @@ from headrace_kvcache.radix_trie import key_of, tokens_of
 from headrace_kvcache.trims import check_held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from headrace_kvcache.prefix_cold import ColdHit, ColdStore
     from headrace_kvcache.prefix_entries import PrefixEntry
@@ -82,6 +82,11 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def views(self) -> Iterator[PrefixView]:
+        """Yield every entry, the least recently used first; do not change the cache meanwhile."""
+        for entry in self._entries:
+            yield _view(entry)
 
     def stats(self) -> PrefixCacheStats:
         """Return the counters as they stand."""
@@ -281,8 +286,7 @@ class PrefixCache:
             return
         for entry in entries:
             try:
-                caches = clone_caches(entry.caches)
-                hook(PrefixView(tokens_of(entry.key), entry.namespace, entry.session_id, caches))
+                hook(_view(entry))
             except Exception as error:  # noqa: BLE001 - a hook never fails what it watches
                 self._counters.hook_errors += 1
                 log_fault("a hook of the prefix cache failed", error)
@@ -345,6 +349,10 @@ class PrefixCache:
             raise IntegrityError(f"entries hold {self.nbytes} bytes; the cap is {self._max_bytes}")
         for entry in self._entries:
             check_entry(entry)
+
+
+def _view(entry: PrefixEntry) -> PrefixView:
+    return PrefixView(tokens_of(entry.key), entry.namespace, entry.session_id, clone_caches(entry.caches))
 
 
 def _is_of(entry: PrefixEntry, session_id: str | None) -> bool:
