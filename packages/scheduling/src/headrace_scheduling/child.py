@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import queue
 import socket
@@ -13,11 +14,17 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from headrace_scheduling.config import ChildSetup
+from headrace_scheduling.framing import Unframer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headrace_scheduling.messages import EngineMessage, StepEvents
 
 _MODULE = "headrace_scheduling.engine_process"
+_READ_BYTES = 1 << 16
+# What the child may write ahead, so that a loop which is busy for a while delays no step.
+_BUFFER_BYTES = 1 << 20
 
 
 class EngineChild:
@@ -29,6 +36,8 @@ class EngineChild:
 
     def __init__(self, config: bytes) -> None:
         ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         with theirs:
             # A session of its own keeps the terminal's signals away; the closing socket tells it of our end.
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -37,7 +46,9 @@ class EngineChild:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self._connection = Connection(ours.detach())
+        self._socket = ours
+        self._unframer = Unframer()
+        self._connection = Connection(os.dup(ours.fileno()))
         self._outgoing: queue.SimpleQueue[bytes | EngineMessage | None] = queue.SimpleQueue()
         setup = ChildSetup(tuple(sys.path), getLogger("headrace_scheduling").getEffectiveLevel())
         self._outgoing.put(pickle.dumps(setup))
@@ -53,12 +64,19 @@ class EngineChild:
         """Hand over a message; one that the child never reads is lost with the child."""
         self._outgoing.put(message)
 
-    def receive(self) -> StepEvents | None:
-        """Wait for the next events; None when the child is gone."""
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when `receive` has something."""
+        return self._socket.fileno()
+
+    def receive(self, *, block: bool) -> Sequence[StepEvents] | None:
+        """Return what has arrived, in order; with `block`, wait for some bytes. None when the child is gone."""
         try:
-            return self._connection.recv()
-        except (EOFError, OSError):
+            data = self._socket.recv(_READ_BYTES, 0 if block else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return ()
+        except OSError:
             return None
+        return [pickle.loads(payload) for payload in self._unframer.feed(data)] if data else None  # noqa: S301 - our own child
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the process to end; whether it did."""
@@ -80,6 +98,7 @@ class EngineChild:
         self._outgoing.put(None)
         self._writer.join()
         self._connection.close()
+        self._socket.close()
         return code
 
     def _write(self) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 from multiprocessing.connection import Connection
@@ -20,6 +21,7 @@ from attrs import evolve
 
 from headrace_scheduling.assembly import load_engine
 from headrace_scheduling.faults import log_fault, summarize
+from headrace_scheduling.framing import frame
 from headrace_scheduling.inbox import Inbox
 from headrace_scheduling.messages import EngineStatus, OperationResult, StepEvents
 
@@ -57,8 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load(connection: Connection, inbox: Inbox) -> EngineLoop | None:
+    outlet = socket.socket(fileno=os.dup(connection.fileno()))
+
     def publish(events: StepEvents) -> None:
-        connection.send_bytes(_pickle(events))
+        outlet.sendall(frame(_pickle(events)))
 
     try:
         config: EngineConfig = connection.recv()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -69,12 +70,14 @@ class GenerationGateway:
         self._ids = itertools.count(1)
         self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread_id = 0
         self._changed: asyncio.Event = asyncio.Event()
 
     async def start(self) -> None:
         """Start the engine; returns at once while it loads."""
         self._loop = asyncio.get_running_loop()
-        self._port.start(self._on_events)
+        self._thread_id = threading.get_ident()
+        self._port.start(self._on_events, loop=self._loop)
 
     async def wait_ready(self, timeout_s: float | None = None) -> EngineInfo:
         """Wait until the engine is ready.
@@ -193,9 +196,12 @@ class GenerationGateway:
         # The port joins threads or processes; the loop stays free to take the last events.
         await asyncio.to_thread(self._port.close)
 
-    # ---- on the engine port's thread -------------------------------------------------------------------------
+    # ---- on the engine port's thread, or on the loop ---------------------------------------------------------
 
     def _on_events(self, events: StepEvents) -> None:
+        if threading.get_ident() == self._thread_id:
+            self._deliver(events)
+            return
         loop = self._loop
         if loop is None or loop.is_closed():
             return

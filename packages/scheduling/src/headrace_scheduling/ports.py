@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import asyncio
+
     import mlx.core as mx
 
     from headrace_kvcache import PrefixNamespace
@@ -216,8 +218,14 @@ class PrefixStore(Protocol):
 class EnginePort(Protocol):
     """The engine as the serving process sees it: messages in, `StepEvents` out. All calls are thread-safe."""
 
-    def start(self, on_events: Callable[[StepEvents], None]) -> None:
-        """Start the engine and return at once; `on_events` is called on a thread of the port, once per step."""
+    def start(self, on_events: Callable[[StepEvents], None], *, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Start the engine and return at once.
+
+        Args:
+            on_events: called once per step, on a thread of the port or on `loop`.
+            loop: a running loop on which the port may read what its engine sends, which saves a thread's waking up for
+                every step.
+        """
         ...
 
     def send(self, message: EngineMessage) -> None:

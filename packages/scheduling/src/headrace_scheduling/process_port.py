@@ -8,12 +8,14 @@ from logging import getLogger
 from typing import TYPE_CHECKING
 
 from headrace_scheduling.child import EngineChild
+from headrace_scheduling.child_reader import ChildReader
 from headrace_scheduling.events import Cancelled, Failed
 from headrace_scheduling.ledger import PortLedger
 from headrace_scheduling.messages import EngineInfo, EngineMessage, EngineState, EngineStatus, StepEvents, Stop
 from headrace_scheduling.restarts import RestartPolicy
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from headrace_scheduling.config import EngineConfig
@@ -42,6 +44,7 @@ class ProcessEnginePort:
         self._is_closing = False
         self._supervisor = threading.Thread(target=self._supervise, name="headrace-engine-port", daemon=True)
         self._pickled = b""
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def info(self) -> EngineInfo | None:
@@ -51,7 +54,8 @@ class ProcessEnginePort:
     def status(self) -> EngineStatus:
         return self._ledger.status
 
-    def start(self, on_events: Callable[[StepEvents], None]) -> None:
+    def start(self, on_events: Callable[[StepEvents], None], *, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop
         self._pickled = pickle.dumps(self._config, pickle.HIGHEST_PROTOCOL)
         self._ledger.open(on_events)
         self._child = EngineChild(self._pickled)
@@ -83,12 +87,12 @@ class ProcessEnginePort:
     def _supervise(self) -> None:
         child = self._child
         while child is not None:
-            last: EngineStatus | None = None
-            while (events := child.receive()) is not None:
-                last = events.status
-                if last.state != "failed":
-                    self._ledger.deliver(events)
-            child = self._follow(child, last)
+            reader = ChildReader(child, self._ledger)
+            if self._loop is not None:
+                reader.read_on(self._loop)
+            # What is left: all of it without a loop, and what a loop that was closed has not read.
+            reader.read_here()
+            child = self._follow(child, reader.last)
 
     def _follow(self, child: EngineChild, last: EngineStatus | None) -> EngineChild | None:
         """Decide what comes after a child that is gone, and end what it left open."""

@@ -14,6 +14,7 @@ from headrace_scheduling.ledger import PortLedger
 from headrace_scheduling.messages import EngineInfo, EngineMessage, EngineStatus, StepEvents, Stop
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from headrace_scheduling.config import EngineConfig
@@ -38,7 +39,8 @@ class ThreadEnginePort:
     def status(self) -> EngineStatus:
         return self._ledger.status
 
-    def start(self, on_events: Callable[[StepEvents], None]) -> None:
+    def start(self, on_events: Callable[[StepEvents], None], *, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        del loop
         self._ledger.open(on_events)
         self._thread.start()
 

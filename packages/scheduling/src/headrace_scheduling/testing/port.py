@@ -10,6 +10,7 @@ from headrace_scheduling.messages import EngineInfo, EngineMessage, EngineStatus
 from headrace_scheduling.testing.text import EOS_TOKEN_ID, VOCAB_SIZE
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
 
@@ -49,7 +50,8 @@ class FakePort:
     def status(self) -> EngineStatus:
         return self._ledger.status
 
-    def start(self, on_events: Callable[[StepEvents], None]) -> None:
+    def start(self, on_events: Callable[[StepEvents], None], *, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        del loop
         self._ledger.open(on_events)
 
     def send(self, message: EngineMessage) -> None:
