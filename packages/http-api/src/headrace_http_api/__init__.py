@@ -1,8 +1,9 @@
 """OpenAI-compatible HTTP API for local inference: wire formats, routes and event streams.
 
-Public modules: app, chat, completions, config, disconnect, engine_stats, error_table, errors, json_body, middleware,
-models, observability, openapi_document, parsing, ports, services, sse, validation. Only chat and completions, and
-dialect and generation below them, need the extra `chat` (scheduling and sampling).
+Public modules: app, chat, completions, config, curves, disconnect, engine_stats, error_table, errors, json_body,
+middleware, models, observability, openapi_document, parsing, ports, services, sse, tokens, validation. Only chat,
+completions, curves, tokens and openapi_document, and dialect and generation below them, need the extra `chat`
+(scheduling and sampling).
 """
 
 from importlib import import_module

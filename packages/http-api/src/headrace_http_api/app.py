@@ -58,9 +58,17 @@ def create_app(
 
 def chat_groups() -> Sequence[RouteGroup]:
     """Return every route group of a chat server."""
-    from headrace_http_api import chat, completions, openapi_document
+    from headrace_http_api import chat, completions, curves, openapi_document, tokens
 
-    return (chat.routes, completions.routes, models.routes, observability.routes, openapi_document.routes)
+    return (
+        chat.routes,
+        completions.routes,
+        tokens.routes,
+        curves.routes,
+        models.routes,
+        observability.routes,
+        openapi_document.routes,
+    )
 
 
 async def _http_error(request: Request, exc: Exception) -> JSONResponse:

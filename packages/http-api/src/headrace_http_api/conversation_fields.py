@@ -78,10 +78,10 @@ def check_template(served: ServedModel) -> None:
         )
 
 
-def cannot_render(error: ValueError) -> InvalidRequest:
-    """Tell a template's refusal of these messages."""
+def cannot_render(error: ValueError, param: str = "messages") -> InvalidRequest:
+    """Tell a template's refusal of what `param` holds."""
     return InvalidRequest(
-        f"messages cannot be put into the model's chat template: {error}", param="messages", code="invalid_prompt"
+        f"{param} cannot be put into the model's chat template: {error}", param=param, code="invalid_prompt"
     )
 
 

@@ -11,7 +11,7 @@ from headrace_sampling import GrammarSpec
 from headrace_sampling.token_logprobs import TokenLogprobs
 from headrace_scheduling.events import Finished
 
-__all__ = ["Choice", "EncodedPrompt", "Envelope", "Reply", "check_capability", "check_ids"]
+__all__ = ["Choice", "EncodedPrompt", "Envelope", "Reply", "check_capability", "check_ids", "check_vocabulary"]
 
 Choice = dict[str, object]
 
@@ -92,8 +92,17 @@ def check_ids(ids: Sequence[int], served: ServedModel, param: str) -> None:
     """
     if not ids:
         raise InvalidRequest(f"{param} gives no token; it must give at least one", param=param)
+    check_vocabulary(ids, served, param)
+
+
+def check_vocabulary(ids: Sequence[int], served: ServedModel, param: str) -> None:
+    """Refuse token ids outside the vocabulary.
+
+    Raises:
+        InvalidRequest: names the id.
+    """
     vocab_size = served.config.vocab_size
-    if max(ids) >= vocab_size:
+    if ids and max(ids) >= vocab_size:
         index = next(index for index, token_id in enumerate(ids) if token_id >= vocab_size)
         raise InvalidRequest(
             f"{param}[{index}] is {ids[index]}; token ids of this model lie between 0 and {vocab_size - 1}",

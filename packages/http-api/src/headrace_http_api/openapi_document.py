@@ -1,191 +1,68 @@
-"""The OpenAPI document, built from the classes that validate, so that it cannot say anything else."""
+"""The OpenAPI document: what each route takes, by the classes that validate, and what it answers."""
 
-from collections.abc import Mapping, Sequence
-from types import NoneType
-from typing import Annotated, Any, get_args, get_origin
+from collections.abc import Sequence
+from typing import Any
 
-import attrs
+from attrs import frozen
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
 from headrace_http_api.chat_request import ChatRequest
-from headrace_http_api.completion_request import MAX_PROMPTS, CompletionRequest, Logprobs, Prompts
-from headrace_http_api.conversation_fields import TemplateKwargs
-from headrace_http_api.generation_request import (
-    MAX_STOP_STRINGS,
-    MAX_TOP_LOGPROBS,
-    Priority,
-    StopStrings,
-    StreamOptions,
-)
-from headrace_http_api.grammar_fields import Constraint
-from headrace_http_api.messages import ROLES, Messages
-from headrace_http_api.sampling_fields import MAX_BIAS, LogitBias
+from headrace_http_api.completion_request import CompletionRequest
+from headrace_http_api.curve_requests import CurveRequest, SignalRequest
+from headrace_http_api.request_schemas import Schema, request_schema
+from headrace_http_api.response_schemas import COMPONENTS, reference
 from headrace_http_api.services import ApiServices
-from headrace_http_api.tool_fields import ToolChoice, Tools
-from headrace_http_api.validation import AtLeast, Between, OneOf
-from headrace_sampling import HlgCurve, ToneCurve
+from headrace_http_api.token_requests import ApplyTemplateRequest, DetokenizeRequest, TokenizeRequest
 
-__all__ = ["openapi", "request_schema", "routes"]
-
-Schema = dict[str, Any]
+__all__ = ["OPERATIONS", "Operation", "openapi", "request_schema", "routes"]
 
 _JSON = "application/json"
-_TEXT: Schema = {"type": "string"}
-_ID: Schema = {"type": "integer", "minimum": 0}
-_IDS: Schema = {"type": "array", "minItems": 1, "items": _ID}
-_PAIR: Schema = {
-    "type": "array",
-    "minItems": 2,
-    "maxItems": 2,
-    "items": {"type": "number", "minimum": 1e-4, "maximum": 100},
-}
-_PAIRS: Schema = {"type": "array", "minItems": 2, "items": _PAIR}
-_CURVE: Schema = {
-    "anyOf": [_PAIRS, {"type": "object", "required": ["points"], "properties": {"points": _PAIRS}}],
-}
-_HLG: Schema = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "enabled": {"type": "boolean"},
-        "pivot": {"enum": ["top", "entropy", "median"]},
-        **{name: {"type": "number"} for name in ("pivot_offset", "width", "shoulder", "toe", "gain")},
-    },
-}
-_TOOL: Schema = {
-    "type": "object",
-    "required": ["function"],
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {
-                "name": _TEXT | {"minLength": 1},
-                "description": _TEXT,
-                "parameters": {"type": "object"},
-                "strict": {"type": "boolean"},
-            },
-        },
-    },
-}
-_TEXT_PART: Schema = {
-    "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": _TEXT},
-}
-_MESSAGE: Schema = {
-    "type": "object",
-    "required": ["role"],
-    "properties": {
-        "role": {"enum": list(ROLES)},
-        "content": {"anyOf": [_TEXT, {"type": "array", "minItems": 1, "items": _TEXT_PART}, {"type": "null"}]},
-        "name": _TEXT,
-        "tool_call_id": _TEXT,
-        "tool_calls": {"type": "array", "items": {"type": "object"}},
-    },
-}
-_SPECIAL: tuple[tuple[Any, Schema], ...] = (
-    (bool, {"type": "boolean"}),
-    (int, {"type": "integer"}),
-    (float, {"type": "number"}),
-    (str, _TEXT),
-    (TemplateKwargs, {"type": "object"}),
-    (Priority, {"type": "string", "enum": ["interactive", "batch"]}),
-    (Messages, {"type": "array", "minItems": 1, "items": _MESSAGE}),
-    (StreamOptions, {"type": "object", "properties": {"include_usage": {"type": "boolean"}}}),
-    (
-        StopStrings,
-        {
-            "anyOf": [
-                _TEXT | {"minLength": 1},
-                {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": _TEXT | {"minLength": 1}},
-            ]
-        },
-    ),
-    (
-        LogitBias,
-        {
-            "type": "object",
-            "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
-        },
-    ),
-    (
-        Prompts,
-        {
-            "anyOf": [
-                _TEXT | {"minLength": 1},
-                _IDS,
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "maxItems": MAX_PROMPTS,
-                    "items": {"anyOf": [_TEXT | {"minLength": 1}, _IDS]},
-                },
-            ]
-        },
-    ),
-    (Logprobs, {"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS}]}),
-    (Tools, {"type": "array", "items": _TOOL}),
-    (
-        ToolChoice,
-        {
-            "anyOf": [
-                {"enum": ["none", "auto", "required"]},
-                {
-                    "type": "object",
-                    "required": ["function"],
-                    "properties": {
-                        "type": {"const": "function"},
-                        "function": {"type": "object", "required": ["name"], "properties": {"name": _TEXT}},
-                    },
-                },
-            ]
-        },
-    ),
-    (HlgCurve, _HLG),
-    (ToneCurve, _CURVE),
+_EVENTS = "text/event-stream"
+
+
+@frozen
+class Operation:
+    """One route of the document.
+
+    Attributes:
+        path: with `{name}` for its parameters.
+        answer: name of the schema of a 200.
+        body: class of the request's body; None for a GET.
+        streams: it can answer with events, too.
+        refusals: further statuses and the names of their schemas, where they are no errors.
+    """
+
+    path: str
+    summary: str
+    answer: str
+    body: type | None = None
+    streams: bool = False
+    refusals: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def method(self) -> str:
+        return "get" if self.body is None else "post"
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation("/v1/chat/completions", "Continue a conversation", "ChatCompletion", ChatRequest, streams=True),
+    Operation("/chat/completions", "Continue a conversation", "ChatCompletion", ChatRequest, streams=True),
+    Operation("/v1/completions", "Continue a text", "Completion", CompletionRequest, streams=True),
+    Operation("/tokenize", "Show a text or a conversation as tokens", "Tokens", TokenizeRequest),
+    Operation("/detokenize", "Show tokens as text", "DetokenizedText", DetokenizeRequest),
+    Operation("/apply-template", "Show a conversation as a prompt", "RenderedPrompt", ApplyTemplateRequest),
+    Operation("/signal", "Show how the next token's candidates spread", "Signal", SignalRequest),
+    Operation("/generate", "Draw samples by a curve", "CurveSamples", CurveRequest),
+    Operation("/v1", "Name, version, default model and paths", "About"),
+    Operation("/v1/models", "The served models", "Models"),
+    Operation("/v1/models/{model_id}", "One served model", "Model"),
+    Operation("/health", "Whether the server is well", "Health"),
+    Operation("/ready", "Whether a request sent now would be admitted", "Readiness", refusals=((503, "Readiness"),)),
+    Operation("/stats", "Counts of the engine", "Stats"),
+    Operation("/openapi.json", "This document", "Document"),
 )
-
-_ERROR: Schema = {
-    "Error": {
-        "type": "object",
-        "required": ["error"],
-        "properties": {
-            "error": {
-                "type": "object",
-                "required": ["message", "type", "param", "code"],
-                "properties": {
-                    "message": _TEXT,
-                    "type": _TEXT,
-                    "param": {"type": ["string", "null"]},
-                    "code": {"type": ["string", "null"]},
-                },
-            }
-        },
-    }
-}
-_REFUSAL: Schema = {
-    "description": "Refused or failed; `param` is the path of the field at fault",
-    "content": {_JSON: {"schema": {"$ref": "#/components/schemas/Error"}}},
-}
-
-_READING = {
-    "/v1": "Name, version, default model and paths",
-    "/v1/models": "The served models",
-    "/v1/models/{model_id}": "One served model",
-    "/health": "Whether the server is well",
-    "/ready": "Whether a request sent now would be admitted",
-    "/stats": "Counts of the engine",
-    "/openapi.json": "This document",
-}
-_WRITING: Mapping[str, type] = {
-    "/v1/chat/completions": ChatRequest,
-    "/chat/completions": ChatRequest,
-    "/v1/completions": CompletionRequest,
-}
 
 
 def routes(services: ApiServices) -> Sequence[BaseRoute]:
@@ -203,81 +80,46 @@ def openapi(*, version: str) -> dict[str, Any]:
     Args:
         version: of the server that answers.
     """
-    paths: dict[str, Any] = {path: {"get": _reading(path, summary)} for path, summary in _READING.items()}
-    for path, kind in _WRITING.items():
-        paths[path] = {"post": _writing(path, kind)}
+    bodies = {one.body.__name__: request_schema(one.body) for one in OPERATIONS if one.body is not None}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Headrace", "version": version},
-        "paths": paths,
-        "components": {"schemas": {kind.__name__: request_schema(kind) for kind in _WRITING.values()} | _ERROR},
-    }
-
-
-def request_schema(kind: type) -> Schema:
-    """Build the JSON schema of a request class; null stands for absent in every field."""
-    fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(kind)
-    required = [one.name for one in fields if one.default is attrs.NOTHING]
-    return {
-        "type": "object",
-        "required": required,
-        "properties": {
-            one.name: schema if one.name in required else {"anyOf": [schema, {"type": "null"}]}
-            for one in fields
-            for schema in [_schema(one.type)]
+        "info": {
+            "title": "Headrace",
+            "version": version,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "security": [{}, {"key": []}],
+        "paths": {one.path: {one.method: _operation(one)} for one in OPERATIONS},
+        "components": {
+            "schemas": {**bodies, **COMPONENTS},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _schema(kind: Any) -> Schema:
-    for known, schema in _SPECIAL:
-        if kind == known:
-            return schema
-    if isinstance(kind, type) and issubclass(kind, Constraint):
-        return dict(kind.schema)
-    if get_origin(kind) is Annotated:
-        inner, *limits = get_args(kind)
-        return _schema(inner) | _limits(limits)
-    inner = [one for one in get_args(kind) if one is not NoneType]
-    for known, schema in _SPECIAL:
-        if set(inner) == set(get_args(known)):
-            return schema
-    return _schema(inner[0])
-
-
-def _limits(limits: list[object]) -> Schema:
-    schema: Schema = {}
-    for limit in limits:
-        match limit:
-            case Between(low=low, high=high):
-                schema |= {"minimum": low, "maximum": high}
-            case AtLeast(low=low):
-                schema |= {"minimum": low}
-            case OneOf(choices=choices):
-                schema |= {"enum": list(choices)}
-            case _:
-                raise TypeError(f"{limit!r} is a limit that the OpenAPI document cannot tell; teach it here")
-    return schema
-
-
-def _reading(path: str, summary: str) -> Schema:
-    operation: Schema = {
-        "summary": summary,
-        "responses": {"200": {"description": summary, "content": {_JSON: {}}}, "default": _REFUSAL},
-    }
-    if "{model_id}" in path:
-        operation["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": _TEXT}]
-    return operation
-
-
-def _writing(path: str, kind: type) -> Schema:
-    summary = "Continue a conversation" if "chat" in path else "Continue a text"
-    reference = {"$ref": f"#/components/schemas/{kind.__name__}"}
-    return {
-        "summary": summary,
-        "requestBody": {"required": True, "content": {_JSON: {"schema": reference}}},
+def _operation(operation: Operation) -> Schema:
+    name = operation.path.strip("/").replace("{model_id}", "one").replace("/", "_").replace(".", "_")
+    content: Schema = {_JSON: {"schema": reference(operation.answer)}}
+    if operation.streams:
+        content[_EVENTS] = {"schema": {"type": "string"}}
+    described: Schema = {
+        "operationId": f"{operation.method}_{name.replace('-', '_')}",
+        "summary": operation.summary,
         "responses": {
-            "200": {"description": "The reply, whole or as events", "content": {_JSON: {}, "text/event-stream": {}}},
-            "default": _REFUSAL,
+            "200": {"description": operation.summary, "content": content},
+            **{str(status): _response("Not now", answer) for status, answer in operation.refusals},
+            "default": _response("Refused or failed; `param` is the path of the field at fault", "Error"),
         },
     }
+    if "{model_id}" in operation.path:
+        described["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if operation.body is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {_JSON: {"schema": reference(operation.body.__name__)}},
+        }
+    return described
+
+
+def _response(description: str, answer: str) -> Schema:
+    return {"description": description, "content": {_JSON: {"schema": reference(answer)}}}

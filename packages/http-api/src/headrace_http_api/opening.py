@@ -18,7 +18,7 @@ from headrace_http_api.services import ApiServices
 from headrace_sampling import InvalidGrammar, check_grammar
 from headrace_scheduling.requests import GenerateOptions, GenerationRequest, RequestShape
 
-__all__ = ["LONG_PROMPT_BYTES", "Asked", "open_generations"]
+__all__ = ["LONG_PROMPT_BYTES", "Asked", "check_num_chars", "open_generations"]
 
 # Above this, encoding takes long enough to delay the streams of others: a worker thread does it. It counts the body's
 # bytes, since tool calls and template variables reach the template like the messages' texts.
@@ -50,7 +50,7 @@ async def open_generations(
     """
     served = await resources.enter_async_context(services.models.lease(request.model))
     options = _options(request, served)
-    _check_num_chars(dialect.num_chars(request), served.config.max_context)
+    check_num_chars(dialect.num_chars(request), served.config.max_context)
     if dialect.runs_template or asked.num_bytes > LONG_PROMPT_BYTES:
         prompts = await asyncio.to_thread(dialect.encode, served, request)
     else:
@@ -99,7 +99,12 @@ async def _check_grammar(prompt: EncodedPrompt) -> None:
         ) from None
 
 
-def _check_num_chars(num_chars: int, max_context: int) -> None:
+def check_num_chars(num_chars: int, max_context: int) -> None:
+    """Refuse a text that is too long for the context whatever the vocabulary, before it costs the time of encoding.
+
+    Raises:
+        InvalidRequest: tells both lengths.
+    """
     if num_chars > max_context * MAX_CHARS_PER_TOKEN:
         raise InvalidRequest(
             f"the prompt has {num_chars} characters, far more than this server's context of {max_context} tokens "
