@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headrace_models.audio.errors import AudioTooShort as AudioTooShort
     from headrace_models.audio.errors import AudioUnreadable as AudioUnreadable
     from headrace_models.audio.errors import VoiceDetectorMissing as VoiceDetectorMissing
-    from headrace_models.audio.reading import AudioLimits as AudioLimits
+    from headrace_models.audio.limits import AudioLimits as AudioLimits
     from headrace_models.audio.reading import read_audio as read_audio
     from headrace_models.audio.resampling import SAMPLE_RATE as SAMPLE_RATE
     from headrace_models.audio.speech import SpeechDetector as SpeechDetector
@@ -45,7 +45,7 @@ __all__ = [
 _MODULES = {
     "AudioDecodeTimeout": "errors",
     "AudioError": "errors",
-    "AudioLimits": "reading",
+    "AudioLimits": "limits",
     "AudioTooLarge": "errors",
     "AudioTooLong": "errors",
     "AudioTooShort": "errors",

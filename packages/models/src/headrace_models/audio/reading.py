@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import frozen
-
 from headrace_models.audio.containers import decode_container
 from headrace_models.audio.errors import AudioTooLarge, AudioTooLong, AudioUnreadable
+from headrace_models.audio.limits import AudioLimits
 from headrace_models.audio.resampling import resample
 from headrace_models.audio.wav import is_wav, read_wav
 
@@ -14,18 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["AudioLimits", "read_audio"]
-
-
-@frozen(kw_only=True)
-class AudioLimits:
-    """What audio may take."""
-
-    max_bytes: int = 200 * 2**20
-    """Of the file."""
-    max_duration_s: float = 4 * 3600.0
-    max_decode_s: float = 120.0
-    """Time that decoding may take."""
+__all__ = ["read_audio"]
 
 
 def read_audio(source: bytes | Path, *, limits: AudioLimits | None = None) -> "NDArray[np.float32]":
