@@ -12,6 +12,7 @@ from headrace_scheduling.ports import GrammarCompiler, LoadedModel, ModelLoader,
 from headrace_scheduling.waiting import DEFAULT_AGEING_S
 
 DEFAULT_PROMPT_CACHE_BYTES = 2 * 1024**3
+DEFAULT_STOP_TIMEOUT_S = 10.0
 
 
 @frozen
@@ -42,6 +43,7 @@ class EngineConfig:
         slot_bytes: from a number of positions to the bytes of a slot, if the caller knows it; None finds out by a
             forward of one token, and only if there is a budget.
         prompt_cache_bytes: most bytes of stored prefixes; 0 stores none.
+        stop_timeout_s: seconds that an engine gets to stop.
         handlers: type of an `Exclusive` or `Prepare` operation -> its handler.
         compile_grammar: compiles a request's grammar; None refuses requests that carry one.
         make_runner: makes the step runner of a loaded model; None takes `MlxStepRunner`.
@@ -58,6 +60,7 @@ class EngineConfig:
     kv_budget_bytes: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     slot_bytes: Callable[[int], int] | None = None
     prompt_cache_bytes: int = field(default=DEFAULT_PROMPT_CACHE_BYTES, validator=validators.ge(0))
+    stop_timeout_s: float = field(default=DEFAULT_STOP_TIMEOUT_S, validator=validators.ge(0))
     handlers: Mapping[type, OperationHandler] = field(factory=dict[type, OperationHandler])
     compile_grammar: GrammarCompiler | None = None
     make_runner: Callable[[LoadedModel, EngineConfig], StepRunner] | None = None

@@ -190,11 +190,15 @@ class GenerationGateway:
             return False
         return True
 
-    async def close(self) -> None:
-        """Stop the engine; what is outstanding ends as cancelled. Idempotent."""
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Stop the engine; what is outstanding ends as cancelled. Idempotent.
+
+        Args:
+            timeout_s: after which the engine is ended as it stands; None takes `EngineConfig.stop_timeout_s`.
+        """
         self._is_closed = True
         # The port joins threads or processes; the loop stays free to take the last events.
-        await asyncio.to_thread(self._port.close)
+        await asyncio.to_thread(self._port.close, timeout_s)
 
     # ---- on the engine port's thread, or on the loop ---------------------------------------------------------
 

@@ -246,6 +246,10 @@ class EnginePort(Protocol):
         """The last published status."""
         ...
 
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Stop the engine; every outstanding request gets its end. Idempotent."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stop the engine; every outstanding request gets its end. Idempotent.
+
+        Args:
+            timeout_s: after which the engine is ended as it stands; None takes `EngineConfig.stop_timeout_s`.
+        """
         ...

@@ -64,7 +64,8 @@ class ProcessEnginePort:
     def send(self, message: EngineMessage) -> None:
         self._ledger.pass_on(message, self._put)
 
-    def close(self, timeout_s: float = 10.0) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
+        timeout_s = self._config.stop_timeout_s if timeout_s is None else timeout_s
         with self._lock:
             self._is_closing = True
             child = self._child

@@ -47,7 +47,8 @@ class ThreadEnginePort:
     def send(self, message: EngineMessage) -> None:
         self._ledger.pass_on(message, self._inbox.put)
 
-    def close(self, timeout_s: float = 10.0) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
+        timeout_s = self._config.stop_timeout_s if timeout_s is None else timeout_s
         if self._thread.ident is None:
             return
         self._inbox.put(Stop())

@@ -57,7 +57,7 @@ class FakePort:
     def send(self, message: EngineMessage) -> None:
         self._ledger.pass_on(message, self.sent.append)
 
-    def close(self, timeout_s: float = 10.0) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         del timeout_s
         self.is_closed = True
         self._ledger.end_all(Cancelled(), EngineStatus(state="stopped"))
