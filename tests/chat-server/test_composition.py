@@ -154,3 +154,19 @@ async def test_the_queue_limit_is_the_setting():
         await composition.wait_ready()
         assert (await client.get("/stats")).json()["models"]["toy"]["requests"]["max_outstanding"] == 1
         assert composition.gateway.stats().max_outstanding == 1
+
+
+@TRANSPORTS
+async def test_stored_prompts_outlive_the_server(transport, tmp_path):
+    """Law: with a folder, a second server goes on where the first one ended; without one it begins anew."""
+    text = "A mill stands at the river, and the river turns the mill. " * 3
+    folder = {"engine.prompt_cache_dir": str(tmp_path / "prompts")}
+    cached = []
+    for values in (folder, folder, {}):
+        async with serving(transport, **values) as (composition, client):
+            await composition.wait_ready()
+            usage = (await ask(client, text)).json()["usage"]
+            cached.append(usage.get("prompt_tokens_details", {}).get("cached_tokens", 0))
+            if values:
+                assert await composition.gateway.drain(5)
+    assert cached == [0, len(text) - 1, 0]

@@ -14,6 +14,7 @@ from headrace_chat_server.composition import compose
 from headrace_chat_server.console import progress, say
 from headrace_chat_server.errors import BatchFileError
 from headrace_chat_server.models import find_model, require_backend
+from headrace_chat_server.prompt_folder import check_prompt_folder
 from headrace_chat_server.settings import ServerSettings, Settings
 from headrace_chat_server.stop_signals import stop_signals
 
@@ -186,6 +187,7 @@ async def _run(
 
 @asynccontextmanager
 async def _client(settings: Settings, found: "ModelSource") -> AsyncGenerator["httpx.AsyncClient"]:
+    check_prompt_folder(settings.engine)
     composition = compose(settings, found)
     try:
         await composition.start()

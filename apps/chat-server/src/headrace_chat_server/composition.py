@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import define, field
@@ -17,14 +18,17 @@ from headrace_chat_server.text_side import TextSide, load_text_side
 from headrace_scheduling import EngineConfig, GenerationGateway, SchedulingError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from starlette.applications import Starlette
 
     from headrace_models import ModelSource
     from headrace_scheduling.ports import EnginePort, ModelLoader
 
 __all__ = ["Composition", "compose", "make_port"]
+
+_STOP_TIMEOUT_S = 10.0
+# Time to write all stored prompts to a slow disk; a second Ctrl-C ends it.
+_SAVING_TIMEOUT_S = 120.0
+_AT_ONCE_S = 1.0
 
 
 @define(kw_only=True)
@@ -78,9 +82,13 @@ class Composition:
         )
         return create_app(services, config)
 
-    async def close(self) -> None:
-        """End what runs and stop the engine. Idempotent."""
-        await self.gateway.close()
+    async def close(self, *, at_once: bool = False) -> None:
+        """End what runs and stop the engine, which saves its stored prompts if a folder is set. Idempotent.
+
+        Args:
+            at_once: end the engine as it stands after a second.
+        """
+        await self.gateway.close(_AT_ONCE_S if at_once else None)
 
 
 def compose(
@@ -125,7 +133,7 @@ def compose(
 def make_port(
     settings: EngineSettings,
     loader: "ModelLoader",
-    model_path: "Path | None" = None,
+    model_path: Path | None = None,
     limits: ServingLimits | None = None,
 ) -> "EnginePort":
     """Make the engine's port over the transport that the settings name; nothing starts yet.
@@ -137,6 +145,7 @@ def make_port(
     Raises:
         ModelUnavailable: the KV scheme cannot be used.
     """
+    folder = None if settings.prompt_cache_dir is None else Path(settings.prompt_cache_dir).expanduser()
     config = EngineConfig(
         loader=loader,
         compile_grammar=compile_grammar,
@@ -147,6 +156,8 @@ def make_port(
         kv_budget_bytes=settings.kv_budget if limits is None else limits.kv_budget_bytes,
         slot_bytes=None if limits is None else limits.slot_bytes,
         prompt_cache_bytes=settings.prompt_cache if limits is None else limits.prompt_cache_bytes,
+        prompt_cache_dir=folder,
+        stop_timeout_s=_STOP_TIMEOUT_S if folder is None else _SAVING_TIMEOUT_S,
     )
     if settings.transport == "thread":
         from headrace_scheduling.thread_port import ThreadEnginePort

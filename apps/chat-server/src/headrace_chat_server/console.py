@@ -31,6 +31,11 @@ def announce(model: str, url: str) -> None:
     console.print(Text("Ctrl-C finishes what is running and stops; a second one stops at once.", style="dim"))
 
 
+def announce_saving(folder: str) -> None:
+    """Say what an orderly end still does."""
+    say(f"Headrace stores prompts in {folder}; Ctrl-C again stops at once")
+
+
 def table(rows: list[tuple[str, str]], title: str) -> None:
     """Print rows of name and value."""
     from rich.console import Console

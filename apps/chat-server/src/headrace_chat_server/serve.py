@@ -7,10 +7,11 @@ import time
 from typing import TYPE_CHECKING
 
 from headrace_chat_server.composition import Composition, compose
-from headrace_chat_server.console import announce, announce_loading
+from headrace_chat_server.console import announce, announce_loading, announce_saving
 from headrace_chat_server.fit import ServingLimits, check_fit
 from headrace_chat_server.listener import bind, url_of
 from headrace_chat_server.models import find_model, require_backend
+from headrace_chat_server.prompt_folder import check_prompt_folder
 from headrace_chat_server.settings import Settings, check_binding
 from headrace_chat_server.stop_signals import StopSignals, stop_signals
 
@@ -29,6 +30,7 @@ def run_serve(settings: Settings) -> int:
         level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     check_binding(settings.server)
+    check_prompt_folder(settings.engine)
     with bind(settings.server.host, settings.server.port) as listener:
         require_backend()
         source = find_model(settings.model)
@@ -52,8 +54,25 @@ async def _serve(
             announce_loading(source.name, url)
             await _serve_http(composition, listener, signals, url)
         finally:
-            await composition.close()
+            await _close(composition, signals)
     return 0
+
+
+async def _close(composition: Composition, signals: StopSignals) -> None:
+    """Stop the engine in order, which may take the time to store prompts; a second signal ends it as it stands."""
+    folder = composition.settings.engine.prompt_cache_dir
+    if folder is None:
+        await composition.close()
+        return
+    if not signals.second.is_set():
+        announce_saving(folder)
+    closed = asyncio.create_task(composition.close())
+    cut_short = asyncio.create_task(signals.second.wait())
+    await asyncio.wait({closed, cut_short}, return_when=asyncio.FIRST_COMPLETED)
+    cut_short.cancel()
+    if not closed.done():
+        await composition.close(at_once=True)
+    await closed
 
 
 async def _serve_http(composition: Composition, listener: socket.socket, signals: StopSignals, url: str) -> None:

@@ -139,6 +139,13 @@ class EngineSettings:
         2 * 1024**3,
         Option(kind=Size(), help="most bytes of stored prompt prefixes, such as 2G; 0 stores none"),
     )
+    prompt_cache_dir: str | None = _setting(
+        None,
+        Option(
+            kind=Text(),
+            help="folder that keeps stored prompts from one run to the next; they can be read off its files",
+        ),
+    )
     ignore_fit: bool = _setting(False, Option(kind=Switch(), help="load the model even if it does not fit into memory"))
     max_tokens: int | None = _setting(
         None,

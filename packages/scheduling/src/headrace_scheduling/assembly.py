@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from headrace_kvcache import KVBudget, KVScheme
 from headrace_scheduling.engine import EngineLoop, EngineParts
 from headrace_scheduling.errors import EngineUnavailable
 from headrace_scheduling.messages import EngineInfo
+from headrace_scheduling.prefix_archive import PrefixArchive
 from headrace_scheduling.prefixes import Prefixes
 from headrace_scheduling.scheduler import BatchScheduler
 from headrace_scheduling.slot_budget import SlotBudget
@@ -68,17 +70,18 @@ def assemble(
     if config.kv_budget_bytes is not None:
         budget = SlotBudget(KVBudget(config.kv_budget_bytes), config.slot_bytes or runner.slot_bytes)
     info = describe(loaded, runner, config, budget)
+    store, archive = _make_store(config, info)
     scheduler = BatchScheduler(
         info.max_rows,
         info.max_context,
         prefill_chunk=config.prefill_chunk,
         traits=runner.traits,
         budget=budget,
-        prefixes=Prefixes(_make_store(config)),
+        prefixes=Prefixes(store),
         waiting=WaitingQueue(config.ageing_s),
         clock=clock,
     )
-    return EngineParts(loaded=loaded, runner=runner, scheduler=scheduler, info=info)
+    return EngineParts(loaded=loaded, runner=runner, scheduler=scheduler, info=info, archive=archive)
 
 
 def describe(
@@ -124,11 +127,18 @@ def name_scheme(scheme: KVScheme | None) -> str:
     return scheme.for_dtype("float32").key.replace("-float32", "", 1)
 
 
-def _make_store(config: EngineConfig) -> PrefixStore | None:
+def _make_store(config: EngineConfig, info: EngineInfo) -> tuple[PrefixStore | None, PrefixArchive | None]:
     if not config.prompt_cache_bytes:
-        return None
+        return None, None
     if config.make_store is not None:
-        return config.make_store(config.prompt_cache_bytes)
-    from headrace_kvcache import PrefixCache
+        return config.make_store(config.prompt_cache_bytes), None
+    from headrace_kvcache import PrefixCache, PrefixFolder
 
-    return PrefixCache(config.prompt_cache_bytes)
+    cache = PrefixCache(config.prompt_cache_bytes)
+    if config.prompt_cache_dir is None:
+        return cache, None
+    identity = json.dumps({"model": info.identity, "kv_scheme": info.kv_scheme}, sort_keys=True)
+    folder = PrefixFolder(config.prompt_cache_dir, identity=identity, max_bytes=config.prompt_cache_bytes)
+    archive = PrefixArchive(cache, folder)
+    archive.load()
+    return cache, archive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen, validators
@@ -43,7 +44,9 @@ class EngineConfig:
         slot_bytes: from a number of positions to the bytes of a slot, if the caller knows it; None finds out by a
             forward of one token, and only if there is a budget.
         prompt_cache_bytes: most bytes of stored prefixes; 0 stores none.
-        stop_timeout_s: seconds that an engine gets to stop.
+        prompt_cache_dir: folder that keeps stored prefixes from one run to the next; only with the usual store. Prompts
+            can be read off its files.
+        stop_timeout_s: seconds that an engine gets to stop, which includes saving its prefixes.
         handlers: type of an `Exclusive` or `Prepare` operation -> its handler.
         compile_grammar: compiles a request's grammar; None refuses requests that carry one.
         make_runner: makes the step runner of a loaded model; None takes `MlxStepRunner`.
@@ -60,6 +63,7 @@ class EngineConfig:
     kv_budget_bytes: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     slot_bytes: Callable[[int], int] | None = None
     prompt_cache_bytes: int = field(default=DEFAULT_PROMPT_CACHE_BYTES, validator=validators.ge(0))
+    prompt_cache_dir: Path | None = None
     stop_timeout_s: float = field(default=DEFAULT_STOP_TIMEOUT_S, validator=validators.ge(0))
     handlers: Mapping[type, OperationHandler] = field(factory=dict[type, OperationHandler])
     compile_grammar: GrammarCompiler | None = None

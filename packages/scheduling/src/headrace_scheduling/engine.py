@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from headrace_scheduling.config import EngineConfig
     from headrace_scheduling.inbox import Inbox
     from headrace_scheduling.ports import LoadedModel, StepRunner
+    from headrace_scheduling.prefix_archive import PrefixArchive
     from headrace_scheduling.requests import GenerationRequest
     from headrace_scheduling.scheduler import BatchScheduler
     from headrace_scheduling.steps import RowId, Step
@@ -53,6 +54,7 @@ class EngineParts:
     runner: StepRunner
     scheduler: BatchScheduler
     info: EngineInfo
+    archive: PrefixArchive | None = None
 
 
 class EngineLoop:
@@ -79,6 +81,7 @@ class EngineLoop:
         self._info: EngineInfo | None = parts.info
         self._runner = parts.runner
         self._scheduler = parts.scheduler
+        self._archive = parts.archive
         self._max_waiting = config.max_waiting
         self._inbox = inbox
         self._send = publish
@@ -109,7 +112,10 @@ class EngineLoop:
         finally:
             if self._grammars is not None:
                 self._grammars.close()
+        # Ends of requests go out first: nobody waits for the disk.
         self._publish()
+        if self._archive is not None:
+            self._archive.save()
 
     # ---- messages in -----------------------------------------------------------------------------------------
 
