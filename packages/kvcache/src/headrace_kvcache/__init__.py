@@ -3,7 +3,8 @@
 Public modules: `plain`, `quantized`, `rotating`, `chunked`, `recurrent`, `composite`, `turbo_cache` (one row),
 `prompt_cache` (caches for a model), `rows` (`RowBatch`, many rows in slots), `attention` (`attend`), `scheme`
 (`KVScheme`), `spec` and `specs` (geometry and bytes), `budget`, `prefix_cache` (`PrefixCache`), `clones` and `trims`,
-`cache_file` and `prefix_folder` (caches in files), `errors`. Importing this root imports no mlx.
+`cache_file` and `prefix_folder` (caches in files), `rollback` and `row_rollback` (rounds of speculation), `errors`.
+Importing this root imports no mlx.
 """
 
 from importlib import import_module
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from headrace_kvcache.errors import BudgetExceeded as BudgetExceeded
     from headrace_kvcache.errors import CacheFileError as CacheFileError
     from headrace_kvcache.errors import EmptyCache as EmptyCache
+    from headrace_kvcache.errors import IncompleteRoundError as IncompleteRoundError
     from headrace_kvcache.errors import IntegrityError as IntegrityError
     from headrace_kvcache.errors import InvalidCountError as InvalidCountError
     from headrace_kvcache.errors import InvalidGeometry as InvalidGeometry
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from headrace_kvcache.errors import NotTrimmable as NotTrimmable
     from headrace_kvcache.errors import RoundRefusedError as RoundRefusedError
     from headrace_kvcache.errors import SlotsExhausted as SlotsExhausted
+    from headrace_kvcache.errors import StateInvalidError as StateInvalidError
     from headrace_kvcache.errors import UnsupportedCache as UnsupportedCache
     from headrace_kvcache.mlx_lm_batch import BatchCacheList as BatchCacheList
     from headrace_kvcache.mlx_lm_batch import BatchRecurrentCache as BatchRecurrentCache
@@ -62,8 +65,10 @@ if TYPE_CHECKING:
     from headrace_kvcache.recurrent import RecurrentCache as RecurrentCache
     from headrace_kvcache.recurrent_rows import RecurrentRowBatch as RecurrentRowBatch
     from headrace_kvcache.ring_rows import RotatingRowBatch as RotatingRowBatch
+    from headrace_kvcache.rollback import bind_cache_rollback as bind_cache_rollback
     from headrace_kvcache.rotating import RotatingKVCache as RotatingKVCache
     from headrace_kvcache.rotating import RotatingQuantizedKVCache as RotatingQuantizedKVCache
+    from headrace_kvcache.row_rollback import bind_row_cache_rollback as bind_row_cache_rollback
     from headrace_kvcache.rows import RowBatch as RowBatch
     from headrace_kvcache.scheme import KVScheme as KVScheme
     from headrace_kvcache.scheme import first_chunk_length as first_chunk_length
@@ -72,6 +77,7 @@ if TYPE_CHECKING:
     from headrace_kvcache.spec import kv_bytes_at as kv_bytes_at
     from headrace_kvcache.spec import slot_kv_bytes_at as slot_kv_bytes_at
     from headrace_kvcache.specs import cache_spec_of as cache_spec_of
+    from headrace_kvcache.speculative_transaction import SpeculativeTransaction as SpeculativeTransaction
     from headrace_kvcache.trims import can_trim_to as can_trim_to
     from headrace_kvcache.trims import trim_to as trim_to
     from headrace_kvcache.turbo_cache import TurboQuantKVCache as TurboQuantKVCache
@@ -93,6 +99,7 @@ __all__ = [
     "ColdStore",
     "EmptyCache",
     "FolderReport",
+    "IncompleteRoundError",
     "IntegrityError",
     "InvalidCountError",
     "InvalidGeometry",
@@ -127,10 +134,14 @@ __all__ = [
     "SavedCaches",
     "SlotView",
     "SlotsExhausted",
+    "SpeculativeTransaction",
+    "StateInvalidError",
     "TurboQuantKVCache",
     "UnsupportedCache",
     "attend",
     "batch_row_kv_bytes",
+    "bind_cache_rollback",
+    "bind_row_cache_rollback",
     "cache_spec_of",
     "can_trim_to",
     "clone_caches",
@@ -162,6 +173,7 @@ _MODULES = {
     "ColdStore": "prefix_cold",
     "EmptyCache": "errors",
     "FolderReport": "prefix_folder",
+    "IncompleteRoundError": "errors",
     "IntegrityError": "errors",
     "InvalidCountError": "errors",
     "InvalidGeometry": "errors",
@@ -196,10 +208,14 @@ _MODULES = {
     "SavedCaches": "cache_file",
     "SlotView": "views",
     "SlotsExhausted": "errors",
+    "SpeculativeTransaction": "speculative_transaction",
+    "StateInvalidError": "errors",
     "TurboQuantKVCache": "turbo_cache",
     "UnsupportedCache": "errors",
     "attend": "attention",
     "batch_row_kv_bytes": "budget",
+    "bind_cache_rollback": "rollback",
+    "bind_row_cache_rollback": "row_rollback",
     "cache_spec_of": "specs",
     "can_trim_to": "trims",
     "clone_caches": "clones",

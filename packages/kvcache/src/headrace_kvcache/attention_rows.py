@@ -207,6 +207,11 @@ class AttentionRows:
 
     # ---- rounds ------------------------------------------------------------------------------------------------
 
+    @property
+    def is_in_round(self) -> bool:
+        """Whether a round of speculation is open."""
+        return self._round.is_open
+
     def spec_round_fits(self, drafts: int, *, slots: Sequence[int] | None = None) -> bool:
         """Return whether every row can keep any part of a step of drafts + 1 positions.
 
@@ -393,7 +398,8 @@ class AttentionRows:
         """Check the books against the buffers, without evaluating anything.
 
         Raises:
-            IntegrityError: slots, seats and free lists disagree, a row ends beyond its class or its buffers, or a
-                buffer outlived the last row of its class.
+            IntegrityError: slots, seats and free lists disagree, a row ends beyond its class, its buffers or what was
+                written, a buffer outlived the last row of its class, or a row that left is in the open round.
         """
         self._rooms.check()
+        self._round.check_integrity(self.joined)

@@ -14,6 +14,7 @@ from headrace_kvcache.contents import read_seat, write_seat
 from headrace_kvcache.dense import close_up, take_over
 from headrace_kvcache.errors import (
     EmptyCache,
+    IntegrityError,
     InvalidGeometry,
     InvalidLength,
     NotTrimmable,
@@ -212,7 +213,10 @@ class BatchCache:
         return make_single(self._form, self._columns, end, held)
 
     def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
-        """Keep the given rows, in the given order; only rows that change their place are copied."""
+        """Keep the given rows, in the given order; only rows that change their place are copied.
+
+        An open round is forgotten.
+        """
         chosen: list[int] = batch_indices.tolist() if isinstance(batch_indices, mx.array) else list(batch_indices)  # pyright: ignore[reportAssignmentType]
         self._ends, self._written, self._floors, self._paddings = (
             [numbers[index] for index in chosen]
@@ -233,7 +237,10 @@ class BatchCache:
         Raises:
             InvalidGeometry: another form, layout, geometry or dtype.
             InvalidLength: a batch whose right padding is not finalized.
+            RoundRefusedError: a round is open in one of the two.
         """
+        if self.is_in_round or other.is_in_round:
+            raise RoundRefusedError("a round is open; commit it or roll it back before rows join")
         if (other._form.key, other._columns.geometry) != (self._form.key, self._columns.geometry):
             raise InvalidGeometry(f"a batch of {other._form.key} cannot extend one of {self._form.key}")
         if self._right_padding is not None or other._right_padding is not None:
@@ -284,6 +291,11 @@ class BatchCache:
     def _least_end(self, row: int) -> int:
         return max(self._floors[row], self._columns.least_end(self._ends[row], self._written[row]))
 
+    @property
+    def is_in_round(self) -> bool:
+        """Whether a round of speculation is open."""
+        return self._round.is_open
+
     def spec_round_fits(self, drafts: int) -> bool:
         """Return whether every row can keep any part of a step of drafts + 1 positions."""
         check_drafts(drafts)
@@ -312,14 +324,39 @@ class BatchCache:
             RoundRefusedError: no round is open, or a ring has overwritten what a row would need.
             InvalidCountError: a count that is not from 0 to what the row appended.
         """
+        self._ends, self._placed = list(self.rollback_ends(keep).values()), None
+        self._round.close()
+
+    def rollback_ends(self, keep: int | Sequence[int]) -> dict[int, int]:
+        """Return the ends that `spec_round_rollback(keep)` would leave, or raise as it would; nothing changes."""
         targets = self._round.targets(keep, dict(enumerate(self._ends)))
         for row, end in targets.items():
             if end < self._least_end(row):
                 raise RoundRefusedError(f"row {row} cannot go back to {end}: ask spec_round_fits(drafts) first")
-        self._ends, self._placed = list(targets.values()), None
-        self._round.close()
+        return targets
 
     # ---- facts -------------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Check the books against the buffers, without evaluating anything.
+
+        Raises:
+            IntegrityError: they disagree.
+        """
+        books = (self._written, self._floors, self._paddings)
+        if any(len(numbers) != len(self._ends) for numbers in books):
+            raise IntegrityError(f"the books have {[len(numbers) for numbers in books]} rows, not {len(self._ends)}")
+        for row, end in enumerate(self._ends):
+            if not self._floors[row] <= end <= self._written[row]:
+                raise IntegrityError(
+                    f"row {row} ends at {end}, outside of its floor {self._floors[row]} and of what was written, "
+                    f"{self._written[row]}"
+                )
+        shapes = {field.shape[:3] for field in self._buffers.fields}
+        for num_seats, _, num_columns in shapes:
+            if len(shapes) > 1 or num_seats < len(self._ends) or num_columns < self._needed():
+                raise IntegrityError(f"buffers {sorted(shapes)} do not hold {len(self._ends)} rows to {self._needed()}")
+        self._round.check_integrity(range(len(self._ends)))
 
     def size(self) -> int:
         """Return the number of positions of the longest row."""

@@ -44,8 +44,9 @@ class ChunkedKVCache(StoredCache):
         self._first = 0
 
     def maybe_trim_front(self) -> None:
-        """Forget the oldest positions, so that at most `chunk_size` are held."""
-        self.start_position = max(self.start_position, self.offset - self.chunk_size)
+        """Forget the oldest positions, so that at most `chunk_size` are held; a round's own are held besides."""
+        settled = self._round.started()[0] if self._round.is_open else self.offset
+        self.start_position = max(self.start_position, settled - self.chunk_size)
         first = self.start_position // SLAB * SLAB
         if self._fields is not None and first > self._first:
             self._fields = part(self._fields, first - self._first, self._fields[0].shape[2])
@@ -122,6 +123,12 @@ class ChunkedKVCache(StoredCache):
     def is_trimmable(self) -> bool:
         """Return whether everything is still held, so that any number of positions can be forgotten."""
         return self.start_position == 0
+
+    def _forget_from(self, end: int) -> None:
+        self.offset = end
+
+    def _num_stored(self) -> int:
+        return self.offset - self._first
 
     def _num_whole(self) -> int:
         return self.offset - -(-self.start_position // self.chunk_size) * self.chunk_size

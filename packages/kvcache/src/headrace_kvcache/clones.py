@@ -85,7 +85,10 @@ def _twin(cache: _Cache, function: ArrayFunction) -> _Cache:
     if isinstance(cache, StoredCache | RecurrentCache):
         # Every concrete class has it; the base class names no state of its own.
         maker = cast("Callable[[object], _Cache]", type(cache).from_state)  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
-        return maker(_mapped(cache.state, function))
+        twin = maker(_mapped(cache.state, function))
+        if isinstance(cache, RecurrentCache) and isinstance(twin, RecurrentCache):
+            twin.can_replay = cache.can_replay
+        return twin
     if not is_cache(cache):
         raise UnsupportedCache(f"a {type(cache).__name__} is no single-row cache of this package or of mlx-lm")
     twin = copy.copy(cache)

@@ -34,6 +34,8 @@ class LayerCache(Protocol):
 
     def empty(self) -> bool: ...
 
+    def check_integrity(self) -> None: ...
+
 
 class CacheList(Mergeable):
     """The caches of one layer, by index: all are trimmed, or none.
@@ -64,6 +66,15 @@ class CacheList(Mergeable):
             kinds = ", ".join(type(cache).__name__ for cache in self.caches if not cache.is_trimmable())
             raise NotTrimmable(f"{kinds} of this layer cannot be trimmed by {num_tokens}; ask is_trimmable() first")
         return max(cache.trim(num_tokens) for cache in self.caches)
+
+    def check_integrity(self) -> None:
+        """Check every cache.
+
+        Raises:
+            IntegrityError: the books of one and its buffers disagree.
+        """
+        for cache in self.caches:
+            cache.check_integrity()
 
     def size(self) -> int:
         """Return the largest number of positions held."""

@@ -72,6 +72,8 @@ def check_rows(table: SlotTable, layers: Sequence[LayerBuffers], classes: Capaci
     rows = [table.row(slot) for slot in table.joined]
     limit = columns.limit
     for row in rows:
+        if not row.floor <= row.end <= min(row.written, row.granted):
+            raise IntegrityError(f"the books of a row disagree: {row}")
         if limit is None and row.end > classes.capacity(row.room[1]):
             raise IntegrityError(f"a row in room {row.room} ends at {row.end}, beyond its capacity")
     for index, layer in enumerate(layers):

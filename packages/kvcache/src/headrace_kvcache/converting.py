@@ -45,9 +45,9 @@ class ConvertingCache:
         return self._cache
 
     def convert(self) -> bool:
-        """Convert now if it is due and not done, and return whether it was."""
+        """Convert now if it is due and not done, and return whether it was; never in a round, which may go back."""
         packing = self._packing
-        if packing is None or self._cache.offset < self._start:
+        if packing is None or self._cache.offset < self._start or self._cache.is_in_round:
             return False
         self._cache, self._packing = converted(self._cache, packing), None
         return True
@@ -98,6 +98,32 @@ class ConvertingCache:
     def is_trimmable(self) -> bool:
         """Return whether any number of positions can be forgotten now."""
         return self._cache.is_trimmable()
+
+    @property
+    def is_in_round(self) -> bool:
+        """Whether a round of speculation is open."""
+        return self._cache.is_in_round
+
+    def spec_round_fits(self, drafts: int) -> bool:
+        """Return whether a round of that many drafts can be rolled back, see `StoredCache.spec_round_fits`."""
+        return self._cache.spec_round_fits(drafts)
+
+    def spec_round_begin(self) -> None:
+        """Convert if that is due, then open a round, see `StoredCache.spec_round_begin`."""
+        self.convert()
+        self._cache.spec_round_begin()
+
+    def spec_round_commit(self) -> None:
+        """Keep everything that was appended since `spec_round_begin`."""
+        self._cache.spec_round_commit()
+
+    def spec_round_rollback(self, keep: int) -> None:
+        """Keep the first `keep` positions that were appended since `spec_round_begin`."""
+        self._cache.spec_round_rollback(keep)
+
+    def check_integrity(self) -> None:
+        """Check the cache of the moment, see `StoredCache.check_integrity`."""
+        self._cache.check_integrity()
 
     def size(self) -> int:
         """Return the number of positions held."""

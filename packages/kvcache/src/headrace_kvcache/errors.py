@@ -12,8 +12,10 @@ KVCacheError(Exception)
 ├── BudgetExceeded    caller: bytes that do not fit the budget, now or ever (RuntimeError)
 ├── CacheFileError    caller: a file that is no cache file, or not the one that was written (ValueError)
 ├── EmptyCache        caller: attention over positions that the cache does not hold (RuntimeError)
-├── RoundRefusedError caller: a round of speculation that cannot begin or be rolled back (RuntimeError)
+├── IncompleteRoundError caller: a cache with a part of the calls of a round, or none where it needs them (TypeError)
 ├── InvalidCountError caller: a number of drafts or kept positions outside its range (ValueError)
+├── RoundRefusedError caller: a round of speculation that cannot begin or be rolled back (RuntimeError)
+├── StateInvalidError fault: a layer failed in the middle of a round, so its caches must be discarded (RuntimeError)
 └── IntegrityError    defect: the books of a cache and its buffers disagree (RuntimeError)
 
 A refused operation changes nothing.
@@ -139,6 +141,14 @@ class UnsupportedCache(KVCacheError, TypeError):
 
 class IntegrityError(KVCacheError, RuntimeError):
     """The books of a cache and its buffers disagree; the cache must be discarded."""
+
+
+class IncompleteRoundError(KVCacheError, TypeError):
+    """A cache has some of `spec_round_begin`, `spec_round_commit` and `spec_round_rollback`, or none but needs them."""
+
+
+class StateInvalidError(KVCacheError, RuntimeError):
+    """A layer failed in the middle of a round: the caches disagree for ever and must be discarded."""
 
 
 class RoundRefusedError(KVCacheError, RuntimeError):

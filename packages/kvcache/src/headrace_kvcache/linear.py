@@ -58,6 +58,9 @@ class LinearCache(StoredCache):
         """Return True: positions can always be forgotten."""
         return True
 
+    def _forget_from(self, end: int) -> None:
+        self.offset = end
+
 
 def _mask(start: int, num_tokens: int, *, first: int, window: int | None) -> Mask:
     if num_tokens == 1:

@@ -8,8 +8,9 @@ import mlx.core as mx
 
 from headrace_kvcache.batch_cache import BatchCache
 from headrace_kvcache.composite import CacheList
-from headrace_kvcache.errors import InvalidGeometry, UnsupportedCache
+from headrace_kvcache.errors import IntegrityError, InvalidGeometry, RoundRefusedError, UnsupportedCache
 from headrace_kvcache.recurrent import RecurrentCache
+from headrace_kvcache.rounds import RoundBooks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,17 +65,40 @@ class BatchRecurrentCache(RecurrentCache):
         if len({len(arrays) for arrays in states}) != 1:
             raise InvalidGeometry(f"caches of {sorted({len(arrays) for arrays in states})} arrays cannot be merged")
         batch = cls(len(states[0]), [cache.offset for cache in singles])
-        for index in range(len(states[0])):
-            batch[index] = _joined([(arrays[index], 1) for arrays in states])
+        batch._arrays = [_joined([(arrays[index], 1) for arrays in states]) for index in range(len(states[0]))]
+        told = [cache.can_replay for cache in singles]
+        batch.can_replay = False if False in told else (True if True in told else None)
         return batch
 
     def advance(self, num_tokens: int) -> None:
         """Tell that `num_tokens` inputs per row were summed up."""
         super().advance(num_tokens)
-        real = [num_tokens] * len(self._ends) if self._remaining is None else self._remaining
-        self._ends = [end + min(num_tokens, count) for end, count in zip(self._ends, real, strict=True)]
+        self._ends = [end + count for end, count in zip(self._ends, self._counts_of(num_tokens), strict=True)]
         if self._remaining is not None:
             self._remaining = [max(0, count - num_tokens) for count in self._remaining]
+
+    def _counts_of(self, num_tokens: int) -> tuple[int, ...]:
+        if self._remaining is None:
+            return (num_tokens,) * len(self._ends)
+        return tuple(min(num_tokens, count) for count in self._remaining)
+
+    def _row_ends(self) -> dict[int, int]:
+        return dict(enumerate(self._ends))
+
+    def _set_row_ends(self, ends: dict[int, int]) -> None:
+        self._ends = list(ends.values())
+
+    def check_integrity(self) -> None:
+        """Check that the arrays have a row for each end, without evaluating anything.
+
+        Raises:
+            IntegrityError: they have not.
+        """
+        super().check_integrity()
+        for array in self.arrays:
+            if array.shape[0] != len(self._ends):
+                raise IntegrityError(f"an array {array.shape} is held for {len(self._ends)} rows")
+        self._round.check_integrity(range(len(self._ends)))
 
     def prepare(
         self,
@@ -99,37 +123,47 @@ class BatchRecurrentCache(RecurrentCache):
         self.lengths = self._remaining = None
 
     def filter(self, batch_indices: Sequence[int] | mx.array) -> None:
-        """Keep the given rows, in the given order."""
+        """Keep the given rows, in the given order; an open round is forgotten."""
         chosen: list[int] = batch_indices.tolist() if isinstance(batch_indices, mx.array) else list(batch_indices)  # pyright: ignore[reportAssignmentType]
         rows = mx.array(chosen, mx.int32)
-        for index in range(len(self._arrays)):
-            array = self[index]
-            self[index] = None if array is None else array[rows]
+        self._arrays = [None if array is None else array[rows] for array in self._arrays]
+        self._round = RoundBooks()
+        self._forget_round()
         self._ends = [self._ends[row] for row in chosen]
         if self._remaining is not None:
             self._remaining = [self._remaining[row] for row in chosen]
             self.lengths = mx.array(self._remaining, mx.int32)
 
     def extend(self, other: BatchRecurrentCache) -> None:
-        """Take over the rows of another batch."""
-        for index in range(len(self._arrays)):
-            self[index] = _joined([(self[index], len(self._ends)), (other[index], len(other._ends))])
+        """Take over the rows of another batch.
+
+        Raises:
+            RoundRefusedError: a round is open in one of the two.
+        """
+        if self.is_in_round or other.is_in_round:
+            raise RoundRefusedError("a round is open; commit it or roll it back before rows join")
+        self._arrays = [
+            _joined([(mine, len(self._ends)), (theirs, len(other._ends))])
+            for mine, theirs in zip(self._arrays, other._arrays, strict=True)
+        ]
         self._ends += other._ends
+        if self.can_replay is None or other.can_replay is False:
+            self.can_replay = other.can_replay
 
     def extract(self, index: int) -> RecurrentCache:
         """Return a single-row cache of one row, with arrays of its own."""
         cache = RecurrentCache(len(self._arrays))
         arrays = [None if array is None else mx.contiguous(array[index : index + 1]) for array in self._arrays]
         cache.state = (arrays, None, self._ends[index])
+        cache.can_replay = self.can_replay
         return cache
 
     def __deepcopy__(self, memo: dict[int, object]) -> BatchRecurrentCache:
         """Return a batch of the same rows, in array objects of its own."""
         del memo
         other = BatchRecurrentCache(len(self._arrays), self._ends)
-        for index, array in enumerate(self._arrays):
-            other[index] = None if array is None else array[:]
-        other.offset, other.lengths = self.offset, self.lengths
+        other._arrays = [None if array is None else array[:] for array in self._arrays]
+        other.offset, other.lengths, other.can_replay = self.offset, self.lengths, self.can_replay
         other._remaining = None if self._remaining is None else list(self._remaining)
         return other
 
@@ -199,6 +233,58 @@ class BatchCacheList:
     def is_trimmable(self) -> bool:
         """Return whether every cache is trimmable."""
         return all(cache.is_trimmable() for cache in self.caches)
+
+    @property
+    def is_in_round(self) -> bool:
+        """Whether a round of speculation is open."""
+        return self.caches[0].is_in_round
+
+    def spec_round_fits(self, drafts: int) -> bool:
+        """Return whether every cache can take the drafts back."""
+        return all(cache.spec_round_fits(drafts) for cache in self.caches)
+
+    def spec_round_begin(self) -> None:
+        """Open a round of all rows in every cache.
+
+        Raises:
+            RoundRefusedError: a round is open.
+        """
+        for cache in self.caches:
+            cache.spec_round_begin()
+
+    def spec_round_commit(self) -> None:
+        """Keep everything that was appended since `spec_round_begin`.
+
+        Raises:
+            RoundRefusedError: no round is open.
+        """
+        for cache in self.caches:
+            cache.spec_round_commit()
+
+    def spec_round_rollback(self, keep: int | Sequence[int]) -> None:
+        """Keep the first `keep` positions of each row of the round, in every cache or in none.
+
+        Raises:
+            RoundRefusedError: no round is open, or a cache cannot go back.
+            InvalidCountError: a count that is not from 0 to what the row appended.
+        """
+        self.rollback_ends(keep)
+        for cache in self.caches:
+            cache.spec_round_rollback(keep)
+
+    def rollback_ends(self, keep: int | Sequence[int]) -> dict[int, int]:
+        """Return the ends that `spec_round_rollback(keep)` would leave, or raise as it would; nothing changes."""
+        ends = [cache.rollback_ends(keep) for cache in self.caches]
+        return ends[0]
+
+    def check_integrity(self) -> None:
+        """Check every cache.
+
+        Raises:
+            IntegrityError: the books of one and its buffers disagree.
+        """
+        for cache in self.caches:
+            cache.check_integrity()
 
     def size(self) -> int:
         """Return the largest number of positions held."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from headrace_kvcache.capacity import DEFAULT_CLASSES, CapacityClasses
 from headrace_kvcache.composite import CacheList
 from headrace_kvcache.errors import IntegrityError, InvalidGeometry, InvalidLength, UnsupportedCache
+from headrace_kvcache.recurrent_rows import RecurrentRowBatch
 from headrace_kvcache.ring_rows import DEFAULT_SLACK
 from headrace_kvcache.row_kinds import row_kind
 
@@ -55,6 +56,7 @@ class ModelRowBatch:
     def __init__(self, places: Sequence[Place], batches: Sequence[Rows]) -> None:
         self._places = list(places)
         self._batches = list(batches)
+        self._recurrent = [batch for batch in batches if isinstance(batch, RecurrentRowBatch)]
 
     @property
     def num_layers(self) -> int:
@@ -162,7 +164,13 @@ class ModelRowBatch:
     # ---- steps -------------------------------------------------------------------------------------------------
 
     def view(self, slots: Sequence[int], num_tokens: int, *, lengths: Sequence[int] | None = None) -> list[LayerView]:
-        """Return one cache per layer, in the order of the layers, see `RowBatch.view`."""
+        """Return one cache per layer, in the order of the layers, see `RowBatch.view`.
+
+        Raises:
+            RoundRefusedError: a round is open in which only some of the rows take part, and there are recurrent layers.
+        """
+        for batch in self._recurrent:
+            batch.is_round_of(slots)
         views = [batch.view(slots, num_tokens, lengths=lengths) for batch in self._batches]
         return [_pick(place, views) for place in self._places]
 
@@ -174,6 +182,11 @@ class ModelRowBatch:
             batch.advance(slots, num_tokens)
 
     # ---- rounds ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_in_round(self) -> bool:
+        """Whether a round of speculation is open."""
+        return self._batches[0].is_in_round
 
     def spec_round_fits(self, drafts: int, *, slots: Sequence[int] | None = None) -> bool:
         """Return whether every row can keep any part of a step of drafts + 1 positions, in every kind."""
@@ -239,6 +252,8 @@ class ModelRowBatch:
         books = [{slot: batch.end(slot) for slot in batch.joined} for batch in self._batches]
         if any(each != books[0] for each in books):
             raise IntegrityError(f"the kinds hold different rows: {books}")
+        if len({batch.is_in_round for batch in self._batches}) != 1:
+            raise IntegrityError("a round is open in some kinds and not in others")
 
 
 def make_row_batch(

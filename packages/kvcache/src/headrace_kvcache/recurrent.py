@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import mlx.core as mx
 
-from headrace_kvcache.errors import InvalidGeometry, NotTrimmable
+from headrace_kvcache.errors import IntegrityError, InvalidGeometry, NotTrimmable
 from headrace_kvcache.merging import Mergeable
+from headrace_kvcache.replay import RecordedStep, Replay, check_replayable, replayed
+from headrace_kvcache.rounds import RoundBooks, check_drafts
 from headrace_kvcache.stored import check_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 State: TypeAlias = "tuple[list[mx.array | None], mx.array | None, int]"
 
@@ -16,8 +21,12 @@ State: TypeAlias = "tuple[list[mx.array | None], mx.array | None, int]"
 class RecurrentCache(Mergeable):
     """Arrays of a recurrent layer, by index: usually the tail of a convolution, then a float32 state.
 
-    It has no time axis, costs nothing per token and can never be trimmed or quantized. Layers replace the arrays and
-    call `advance`. Rows padded on the right tell their `lengths`; `make_mask` then says which inputs are real.
+    It has no time axis, costs nothing per token and can never be trimmed or quantized. Layers replace the arrays (they
+    never write into them) and call `advance`. Rows padded on the right tell their `lengths`; `make_mask` then says
+    which inputs are real.
+
+    A round of speculation keeps the arrays from before it. A layer that tells how to replay a step (`record`) lets
+    `spec_round_rollback` go back to these and sum up again what is kept.
 
     Args:
         size: number of arrays.
@@ -25,9 +34,10 @@ class RecurrentCache(Mergeable):
     Attributes:
         offset: number of positions summed up, as far as the layer tells it by `advance`.
         lengths: how many of the coming inputs of each row are real, `(B,)`; None for all.
+        can_replay: whether the layer tells how to replay a step; None until it made one.
     """
 
-    __slots__ = ("_arrays", "lengths", "offset")
+    __slots__ = ("_arrays", "_before", "_counts", "_replays", "_round", "can_replay", "lengths", "offset")
 
     def __init__(self, size: int = 2) -> None:
         if type(size) is not int or size < 1:
@@ -35,12 +45,17 @@ class RecurrentCache(Mergeable):
         self._arrays: list[mx.array | None] = [None] * size
         self.lengths: mx.array | None = None
         self.offset = 0
+        self.can_replay: bool | None = None
+        self._round = RoundBooks()
+        self._forget_round()
 
     def __getitem__(self, index: int) -> mx.array | None:
         return self._arrays[index]
 
     def __setitem__(self, index: int, array: mx.array | None) -> None:
         self._arrays[index] = array
+        if self.can_replay is None:
+            self.can_replay = False
 
     def make_mask(self, num_tokens: int) -> mx.array | None:
         """Return which of the coming inputs are real, `(B, num_tokens)`, or None for all."""
@@ -48,9 +63,121 @@ class RecurrentCache(Mergeable):
 
     def advance(self, num_tokens: int) -> None:
         """Tell that `num_tokens` inputs per row were summed up."""
+        if self._round.is_open:
+            self._counts.append(self._counts_of(num_tokens))
         self.offset += num_tokens
         if self.lengths is not None:
             self.lengths = self.lengths - num_tokens
+
+    def record(self, replay: Replay) -> None:
+        """Tell how to sum up the first positions of the step again, for a round that is rolled back.
+
+        Call it in every step: outside of rounds it costs nothing and keeps nothing.
+
+        Args:
+            replay: takes the layer's arrays `(B, ...)` before the step, None where there were none, and how many
+                positions stay `(B,) int32`, 0 included; returns the arrays after these, bit for bit.
+        """
+        self.can_replay = True
+        if self._round.is_open:
+            self._replays.append(replay)
+
+    # ---- rounds ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_in_round(self) -> bool:
+        """Whether a round of speculation is open."""
+        return self._round.is_open
+
+    def spec_round_fits(self, drafts: int) -> bool:
+        """Return whether drafts can be taken back: unless the layer made a step and did not tell how to replay it.
+
+        Raises:
+            InvalidCountError: `drafts` is not an integer of at least 0.
+        """
+        check_drafts(drafts)
+        return not drafts or self.can_replay is not False
+
+    def spec_round_begin(self) -> None:
+        """Open a round and keep the arrays as they are; nothing is copied.
+
+        Raises:
+            RoundRefusedError: a round is open.
+        """
+        self._round.begin(self._row_ends())
+        self._before = list(self._arrays), self.lengths, self.offset
+
+    def spec_round_commit(self) -> None:
+        """Keep everything since `spec_round_begin`.
+
+        Raises:
+            RoundRefusedError: no round is open.
+        """
+        self._round.close()
+        self._forget_round()
+
+    def spec_round_rollback(self, keep: int | Sequence[int]) -> None:
+        """Keep the first `keep` positions that were summed up since `spec_round_begin`: pending and accepted ones.
+
+        Raises:
+            RoundRefusedError: no round is open, or the layer did not tell how to replay.
+            InvalidCountError: a count that is not from 0 to what was summed up.
+        """
+        ends = self._row_ends()
+        targets = self.rollback_ends(keep)
+        if targets != ends:
+            self._go_back([targets[row] - start for row, start in self._round.started().items()])
+            self._set_row_ends(targets)
+        self.spec_round_commit()
+
+    def rollback_ends(self, keep: int | Sequence[int]) -> dict[int, int]:
+        """Return the ends that `spec_round_rollback(keep)` would leave, or raise as it would; nothing changes."""
+        ends = self._row_ends()
+        targets = self._round.targets(keep, ends)
+        if targets != ends:
+            check_replayable(self._steps(1))
+        return targets
+
+    def _go_back(self, keeps: list[int]) -> None:
+        arrays, lengths, offset = self._before
+        num_rows = next((array.shape[0] for array in self._arrays if array is not None), len(keeps))
+        # One entry of the books may stand for several rows of arrays that always move together.
+        spread = num_rows // len(keeps)
+        self._arrays = list(replayed(list(arrays), self._steps(spread), keeps * spread))
+        self.lengths = None if lengths is None else lengths - max(keeps)
+        self.offset = offset + max(keeps)
+
+    def _steps(self, spread: int) -> list[RecordedStep]:
+        # A layer that records is believed to do so in every step, else no replay belongs to its step.
+        replays = self._replays if len(self._replays) == len(self._counts) else [None] * len(self._counts)
+        return [RecordedStep(counts * spread, replay) for counts, replay in zip(self._counts, replays, strict=True)]
+
+    def _forget_round(self) -> None:
+        self._before: State = [], None, 0
+        self._counts: list[tuple[int, ...]] = []
+        self._replays: list[Replay] = []
+
+    def _row_ends(self) -> dict[int, int]:
+        return {0: self.offset}
+
+    def _set_row_ends(self, ends: dict[int, int]) -> None:
+        self.offset = ends[0]
+
+    def _counts_of(self, num_tokens: int) -> tuple[int, ...]:
+        """Return how many of a step's inputs are real, per row of the books."""
+        return (num_tokens,)
+
+    def check_integrity(self) -> None:
+        """Check that all arrays have the same rows, without evaluating anything.
+
+        Raises:
+            IntegrityError: they differ.
+        """
+        rows = {array.shape[0] for array in self.arrays}
+        if len(rows) > 1:
+            raise IntegrityError(f"the arrays of a recurrent layer have {sorted(rows)} rows; they must agree")
+
+    # ---- facts -------------------------------------------------------------------------------------------------
 
     def trim(self, num_tokens: int) -> int:
         """Return 0 for 0.

@@ -9,26 +9,27 @@ import mlx.core as mx
 
 from headrace_kvcache.capacity import power_of_two_at_least
 from headrace_kvcache.errors import (
+    IntegrityError,
     InvalidGeometry,
     InvalidLength,
     RoundRefusedError,
     UnsupportedCache,
 )
 from headrace_kvcache.recurrent import RecurrentCache
-from headrace_kvcache.recurrent_views import Arrays, Picked, RecurrentStep, RecurrentView
-from headrace_kvcache.rounds import RoundBooks, check_drafts
+from headrace_kvcache.recurrent_round import RecurrentRound, Viewed
+from headrace_kvcache.recurrent_views import Picked, RecurrentStep, RecurrentView
+from headrace_kvcache.rounds import check_drafts
 from headrace_kvcache.slots import SlotTable, check_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from headrace_kvcache.replay import Arrays
     from headrace_kvcache.slots import Row
 
 # One room: a recurrent row has one size only.
 _ROOM = (0, 0)
 Buffers: TypeAlias = "list[mx.array | None]"
-# Views never know their list: a cycle would keep a step's arrays until the next garbage collection.
-Viewed: TypeAlias = "tuple[RecurrentStep, list[RecurrentView]]"
 
 
 class RecurrentRowBatch:
@@ -38,8 +39,9 @@ class RecurrentRowBatch:
     as of the last kept step, zeros for a new row; what the layers store reaches the slots in `advance`, so that a step
     that fails or is not advanced changes nothing.
 
-    A row cannot forget positions, except in a round: a layer that tells its view how to `replay` a step lets
-    `spec_round_rollback` go back to where the round began and sum up again what is kept.
+    A row cannot forget positions, except in a round: what its steps store reaches the slots when the round ends, and a
+    layer that tells its view how to `replay` a step lets `spec_round_rollback` go back to where the round began and sum
+    up again what is kept.
 
     Args:
         num_layers: number of recurrent layers.
@@ -58,9 +60,8 @@ class RecurrentRowBatch:
         self._layers: list[Buffers] = [[None] * size for _ in range(num_layers)]
         self._size = size
         self._viewed: Viewed | None = None
-        self._round = RoundBooks()
-        self._round_arrays: list[Arrays] = []
-        self._round_steps: list[Viewed] = []
+        self._round = RecurrentRound()
+        self._can_replay: bool | None = None
 
     @property
     def num_layers(self) -> int:
@@ -151,14 +152,28 @@ class RecurrentRowBatch:
         Raises:
             InvalidSlots: a slot holds no row, or the order is wrong.
             InvalidLength: `num_tokens` or a length is out of range.
+            RoundRefusedError: a round is open in which only some of the rows take part.
         """
         rows = self._table.rows(slots)
         counts = check_counts(len(rows), num_tokens, lengths)
-        picked = Picked([row.seat for row in rows], [row.end == 0 for row in rows])
-        step = RecurrentStep(tuple(slots), picked, counts, starts=[row.end for row in rows], is_padded=bool(lengths))
-        views = [RecurrentView(step, buffers) for buffers in self._layers]
+        in_round = self.is_round_of(slots)
+        step = RecurrentStep(
+            tuple(slots), _picked(rows), counts, starts=[row.end for row in rows], is_padded=bool(lengths)
+        )
+        views = [
+            RecurrentView(step, buffers, self._round.stored(layer) if in_round else None)
+            for layer, buffers in enumerate(self._layers)
+        ]
         self._viewed = step, views
         return list(views)
+
+    def is_round_of(self, slots: Sequence[int]) -> bool:
+        """Return whether a step of these rows belongs to the open round.
+
+        Raises:
+            RoundRefusedError: only some of them take part.
+        """
+        return self._round.holds(slots)
 
     def advance(self, slots: Sequence[int], num_tokens: int | Sequence[int]) -> None:
         """Keep what the last step stored: call it once the forward is built.
@@ -172,15 +187,21 @@ class RecurrentRowBatch:
             InvalidLength: other counts than the view's: a sum cannot leave out its last terms.
         """
         step, views = self._check_viewed(slots, num_tokens)
-        num_seats = min(power_of_two_at_least(self._table.num_seats(_ROOM)), self.max_rows)
-        for buffers, view in zip(self._layers, views, strict=True):
-            for index, array in view.stored.items():
-                buffers[index] = step.picked.put(buffers[index], array, num_seats)
+        if self.is_round_of(slots):
+            self._round.keep((step, views))
+        else:
+            self._put(step.picked, (view.stored.items() for view in views))
         for row, count in zip(self._table.rows(slots), step.counts, strict=True):
             row.end += count
-        if set(slots) & set(self._round.slots):
-            self._round_steps.append((step, views))
+        self._can_replay = all(view.replay is not None for view in views)
         self._viewed = None
+
+    def _put(self, picked: Picked, stored: Iterable[Iterable[tuple[int, mx.array]]]) -> None:
+        """Write arrays `(B, ...)`, per layer by index, into the seats of some rows."""
+        num_seats = min(power_of_two_at_least(self._table.num_seats(_ROOM)), self.max_rows)
+        for buffers, arrays in zip(self._layers, stored, strict=True):
+            for index, array in arrays:
+                buffers[index] = picked.put(buffers[index], array, num_seats)
 
     def check_advance(self, slots: Sequence[int], num_tokens: int | Sequence[int]) -> tuple[int, ...]:
         """Return the count of each row, or raise as `advance` would; nothing changes."""
@@ -200,8 +221,13 @@ class RecurrentRowBatch:
 
     # ---- rounds ------------------------------------------------------------------------------------------------
 
+    @property
+    def is_in_round(self) -> bool:
+        """Whether a round of speculation is open."""
+        return self._round.books.is_open
+
     def spec_round_fits(self, drafts: int, *, slots: Sequence[int] | None = None) -> bool:
-        """Return True: a round needs no room here, only layers that tell how to replay a step.
+        """Return whether drafts can be taken back: unless the last step's layers did not tell how to replay it.
 
         Raises:
             InvalidCountError: `drafts` is not an integer of at least 0.
@@ -210,10 +236,12 @@ class RecurrentRowBatch:
         check_drafts(drafts)
         for slot in slots or ():
             self._table.row(slot)
-        return True
+        return not drafts or self._can_replay is not False
 
     def spec_round_begin(self, *, slots: Sequence[int] | None = None) -> None:
-        """Open a round of some rows, of all joined ones by default, and keep a copy of their arrays.
+        """Open a round of some rows, of all joined ones by default; nothing is copied.
+
+        Until it ends, steps take all rows of the round or none.
 
         Raises:
             RoundRefusedError: a round is open.
@@ -221,9 +249,7 @@ class RecurrentRowBatch:
         """
         chosen = self.joined if slots is None else slots
         rows = self._table.rows(chosen)
-        self._round.begin({slot: row.end for slot, row in zip(chosen, rows, strict=True)})
-        self._round_arrays = [self._copied(buffers, rows) for buffers in self._layers]
-        self._round_steps = []
+        self._round.begin({slot: row.end for slot, row in zip(chosen, rows, strict=True)}, _picked(rows))
 
     def spec_round_commit(self) -> None:
         """Keep everything since `spec_round_begin`.
@@ -231,8 +257,11 @@ class RecurrentRowBatch:
         Raises:
             RoundRefusedError: no round is open.
         """
+        rows = [self._table.row(slot) for slot in self._round.books.started()]
+        left = self._round.of_those_left
+        layers = [self._round.stored(layer) for layer in range(self.num_layers)]
+        self._put(_picked(rows), ([(index, left(array)) for index, array in stored.items()] for stored in layers))
         self._round.close()
-        self._round_arrays, self._round_steps = [], []
 
     def spec_round_rollback(self, keep: int | Sequence[int]) -> None:
         """Keep the first `keep` positions of each row that were summed up since `spec_round_begin`.
@@ -241,43 +270,31 @@ class RecurrentRowBatch:
             keep: pending and accepted positions, for all rows or one count per row of the round.
 
         Raises:
-            RoundRefusedError: no round is open, rows stepped outside it, or a layer did not tell how to replay.
+            RoundRefusedError: no round is open, or a layer did not tell how to replay.
             InvalidCountError: a count that is not from 0 to what the row summed up.
         """
         targets = self.rollback_ends(keep)
-        picked = Picked([self._table.row(slot).seat for slot in targets], [False] * len(targets))
-        num_seats = min(power_of_two_at_least(self._table.num_seats(_ROOM)), self.max_rows)
-        for index, buffers in enumerate(self._layers):
-            arrays = self._replayed(index, self._round_arrays[index], targets)
-            for number, array in enumerate(arrays):
-                if array is not None:
-                    buffers[number] = picked.put(buffers[number], array, num_seats)
-        for slot, end in targets.items():
-            row = self._table.row(slot)
+        if all(end == self._table.end(slot) for slot, end in targets.items()):
+            self.spec_round_commit()
+            return
+        rows = [self._table.row(slot) for slot in targets]
+        layers = [self._round.replayed(layer, buffers, targets) for layer, buffers in enumerate(self._layers)]
+        left = self._round.of_those_left
+        self._put(
+            _picked(rows),
+            ([(index, left(array)) for index, array in enumerate(arrays) if array is not None] for arrays in layers),
+        )
+        for row, end in zip(rows, targets.values(), strict=True):
             row.end = row.granted = end
-        self.spec_round_commit()
+        self._round.close()
 
     def rollback_ends(self, keep: int | Sequence[int]) -> dict[int, int]:
         """Return the ends that `spec_round_rollback(keep)` would leave, or raise as it would; nothing changes."""
-        targets = self._round.targets(keep, {slot: self._table.end(slot) for slot in self._round.slots})
-        if all(end == self._table.end(slot) for slot, end in targets.items()):
-            return targets
-        for step, views in self._round_steps:
-            if step.slots != tuple(targets):
-                raise RoundRefusedError(f"a step of slots {step.slots} was taken in a round of {tuple(targets)}")
-            if any(view.replay is None for view in views):
-                raise RoundRefusedError("a recurrent layer did not tell its view how to replay the step")
+        books = self._round.books
+        targets = books.targets(keep, {slot: self._table.end(slot) for slot in books.slots})
+        if any(end != self._table.end(slot) for slot, end in targets.items()):
+            self._round.check_replayable()
         return targets
-
-    def _replayed(self, index: int, arrays: Arrays, targets: dict[int, int]) -> Arrays:
-        remaining = [targets[slot] - start for slot, start in self._round.started().items()]
-        for step, views in self._round_steps:
-            kept = [min(count, left) for count, left in zip(step.counts, remaining, strict=True)]
-            remaining = [left - count for left, count in zip(remaining, kept, strict=True)]
-            replay = views[index].replay
-            if any(kept) and replay is not None:
-                arrays = replay(arrays, mx.array(kept, mx.int32))
-        return arrays
 
     # ---- contents ----------------------------------------------------------------------------------------------
 
@@ -286,12 +303,16 @@ class RecurrentRowBatch:
 
         Raises:
             InvalidSlots: the slot holds no row.
+            RoundRefusedError: the row is in an open round.
         """
         row = self._table.row(slot)
+        if slot in self._round.books.slots:
+            raise RoundRefusedError(f"slot {slot} is in an open round; commit it or roll it back before a copy is made")
         caches = [RecurrentCache(self._size) for _ in self._layers]
-        if row.end:
-            for cache, buffers in zip(caches, self._layers, strict=True):
+        for cache, buffers in zip(caches, self._layers, strict=True):
+            if row.end:
                 cache.state = (self._copied(buffers, [row]), None, row.end)
+            cache.can_replay = self._can_replay
         return caches
 
     def join_caches(self, caches: Sequence[object], *, num_tokens: int = 0) -> int:
@@ -303,21 +324,23 @@ class RecurrentRowBatch:
             InvalidGeometry: caches that do not fit this batch or each other.
         """
         states: list[tuple[Arrays, int]] = []
+        told: list[bool | None] = []
         for cache in caches:
             if not isinstance(cache, RecurrentCache):
                 raise UnsupportedCache(f"a {type(cache).__name__} cannot share slots of recurrent states")
             arrays, _, offset = cache.state
             states.append((arrays, offset))
+            told.append(cache.can_replay)
         self._check_states(states)
         slot = self.join(num_tokens=num_tokens)
         row = self._table.row(slot)
-        picked = Picked([row.seat], [False])
-        num_seats = min(power_of_two_at_least(self._table.num_seats(_ROOM)), self.max_rows)
         row.end = row.written = row.granted = states[0][1]
-        for buffers, (arrays, _) in zip(self._layers, states, strict=True):
-            for index, array in enumerate(arrays):
-                if array is not None:
-                    buffers[index] = picked.put(buffers[index], array, num_seats)
+        self._put(
+            _picked([row]),
+            ([(index, array) for index, array in enumerate(arrays) if array is not None] for arrays, _ in states),
+        )
+        if self._can_replay is None and None not in told:
+            self._can_replay = all(told)
         return slot
 
     def convert(self, slot: int) -> None:
@@ -339,8 +362,8 @@ class RecurrentRowBatch:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """All buffers, for inspection and for `mx.eval`; do not keep the list."""
-        return [array for buffers in self._layers for array in buffers if array is not None]
+        """All buffers and what an open round has stored, for inspection and for `mx.eval`; do not keep the list."""
+        return [array for buffers in self._layers for array in buffers if array is not None] + self._round.arrays
 
     @property
     def nbytes(self) -> int:
@@ -348,15 +371,24 @@ class RecurrentRowBatch:
         return sum(array.nbytes for array in self.arrays)
 
     def check_integrity(self) -> None:
-        """Check slots, seats and free lists.
+        """Check slots, seats, free lists, buffers and the open round, without evaluating anything.
 
         Raises:
             IntegrityError: they disagree.
         """
         self._table.check_integrity()
+        self._round.books.check_integrity(self.joined)
+        settled = [self._table.row(slot) for slot in set(self.joined).difference(self._round.books.slots)]
+        needed = max((row.seat + 1 for row in settled if row.end), default=0)
+        for index, buffers in enumerate(self._layers):
+            for buffer in buffers:
+                if buffer is not None and buffer.shape[0] < needed:
+                    raise IntegrityError(
+                        f"layer {index} has an array {buffer.shape}; a row that holds something has seat {needed - 1}"
+                    )
 
     def _copied(self, buffers: Buffers, rows: Sequence[Row]) -> Arrays:
-        picked = Picked([row.seat for row in rows], [row.end == 0 for row in rows])
+        picked = _picked(rows)
         copies = [None if buffer is None else mx.contiguous(picked.take(buffer)) for buffer in buffers]
         mx.eval([array for array in copies if array is not None])
         return copies
@@ -378,3 +410,7 @@ class RecurrentRowBatch:
             ):
                 held = None if buffer is None else (buffer.shape, buffer.dtype)
                 raise InvalidGeometry(f"an array {array.shape} {array.dtype} does not fit slots of {held}")
+
+
+def _picked(rows: Sequence[Row]) -> Picked:
+    return Picked([row.seat for row in rows], [row.end == 0 for row in rows])

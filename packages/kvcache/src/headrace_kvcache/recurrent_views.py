@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-Arrays: TypeAlias = "list[mx.array | None]"
-# From a layer's arrays `(B, ...)` before a step and how many of its positions stay `(B,)` to the arrays after these.
-Replay: TypeAlias = "Callable[[Arrays, mx.array], Arrays]"
+    from headrace_kvcache.replay import Replay
 
 
 class Picked:
@@ -103,15 +101,22 @@ class RecurrentView:
         lengths: how many of the coming inputs of each row are real, `(B,) int32`; None for all.
         stored: what the layer stored, by index.
         replay: how to sum up a part of the step again, if the layer told it.
+
+    Args:
+        step: the rows.
+        buffers: the layer's slots.
+        stored: `(B, ...)`, by index, what earlier steps of a round have stored.
     """
 
     __slots__ = ("_buffers", "_step", "lengths", "replay", "stored")
 
-    def __init__(self, step: RecurrentStep, buffers: Sequence[mx.array | None]) -> None:
+    def __init__(
+        self, step: RecurrentStep, buffers: Sequence[mx.array | None], stored: dict[int, mx.array] | None = None
+    ) -> None:
         self._step = step
         self._buffers = buffers
         self.lengths = step.lengths
-        self.stored: dict[int, mx.array] = {}
+        self.stored: dict[int, mx.array] = {} if stored is None else stored
         self.replay: Replay | None = None
 
     @property

@@ -67,17 +67,34 @@ class Ring(NamedTuple):
                 merged.append((start, stop))
         return merged
 
-    def after(self, num_tokens: int) -> Ring:
-        """Return the layout after an append of `num_tokens` positions."""
+    def after(self, num_tokens: int, *, drafted: int | None = None) -> Ring:
+        """Return the layout after an append of `num_tokens` positions.
+
+        Args:
+            num_tokens: T.
+            drafted: positions that an open round has appended before; nothing that the ring held when the round began
+                is then overwritten. None outside of rounds.
+        """
         end = self.end + num_tokens
         if self.is_linear and end <= self.max_size:
             return self._replace(end=end, head=end, num_columns=end)
+        if drafted is not None:
+            kept = min(self.num_columns, self.max_size + drafted)
+            return self._replace(end=end, head=kept + num_tokens, num_columns=kept + num_tokens)
         if num_tokens == 1:
             head = self.head if self.num_columns == self.max_size else self.max_size
             column = self.keep if head == self.max_size else head
             return self._replace(end=end, head=column + 1, num_columns=self.max_size)
         kept = min(self.num_columns, self.max_size - 1)
         return self._replace(end=end, head=kept + num_tokens, num_columns=kept + num_tokens)
+
+    def without_last(self, num_tokens: int) -> Ring:
+        """Return the layout without the last positions, all of which an open round has appended."""
+        end = self.end - num_tokens
+        if self.is_linear:
+            return self._replace(end=end, head=end, num_columns=end)
+        # A round appends past the last column, so that its newest position is there.
+        return self._replace(end=end, head=self.head - num_tokens, num_columns=self.num_columns - num_tokens)
 
     def at_rest(self) -> Ring:
         """Return the layout without what only the queries of the last append could see."""

@@ -25,7 +25,8 @@ class RotatingCache(StoredCache, Mergeable):
 
     Appending positions one by one or many at once gives the same attention. At rest the buffers hold
     `min(ceil(offset / 256) * 256, max_size)` columns; after an append of several positions past the wrap they hold
-    `max_size - 1` plus these until the next append or `compact`, because its queries see that far back.
+    `max_size - 1` plus these until the next append or `compact`, because its queries see that far back. In a round of
+    speculation they hold `max_size` plus what the round appends, so that a rollback finds what it would overwrite.
 
     Attributes:
         offset: number of positions appended and not trimmed; positions and rope count from the first one.
@@ -55,24 +56,30 @@ class RotatingCache(StoredCache, Mergeable):
             num_columns = self._fields[0].shape[2]
         return Ring(self._max_size, self._keep, self.offset, self._head, num_columns)
 
+    def _after(self, num_tokens: int) -> Ring:
+        drafted = self.offset - self._round.started()[0] if self._round.is_open else None
+        return self._ring.after(num_tokens, drafted=drafted)
+
     def _append(self, added: Fields, num_tokens: int) -> None:
-        ring, old = self._ring, self._fields
-        after = ring.after(num_tokens)
+        ring, old, after = self._ring, self._fields, self._after(num_tokens)
         if old is None or (after.is_linear and after.end <= self._max_size):
             capacity = max(after.num_columns, min(slabs(after.end), self._max_size))
             fields = with_room(old, added, used=ring.end, end=after.end, capacity=capacity)
             write(fields, added, ring.end)
-        elif num_tokens == 1:
+        elif num_tokens == 1 and not self._round.is_open:
             fields = old if old[0].shape[2] == self._max_size else _in_time_order(old, ring, self._max_size)
             write(fields, added, after.head - 1)
         else:
-            fields = joined([_in_time_order(old, ring, self._max_size - 1), added])
+            fields = joined([_in_time_order(old, ring, after.num_columns - num_tokens), added])
         self._fields, self._head, self.offset = fields, after.head, after.end
 
     def compact(self) -> None:
-        """Drop what only the queries of the last append could see: call it between prefill chunks to save memory."""
+        """Drop what only the queries of the last append could see: call it between prefill chunks to save memory.
+
+        Nothing is dropped in a round of speculation, which may need it.
+        """
         ring = self._ring
-        if self._fields is not None and not ring.is_at_rest:
+        if self._fields is not None and not ring.is_at_rest and not self._round.is_open:
             self._fields = _in_time_order(self._fields, ring, self._max_size)
             self._head = self._max_size
 
@@ -86,7 +93,7 @@ class RotatingCache(StoredCache, Mergeable):
 
     def make_mask(self, num_tokens: int, *, return_array: bool = False, window_size: int | None = None) -> Mask:
         """Return the mask that mlx-lm's models ask for before they append `num_tokens` positions."""
-        return self._ring.after(num_tokens).mask(num_tokens, window_size, as_array=return_array and num_tokens > 1)
+        return self._after(num_tokens).mask(num_tokens, window_size, as_array=return_array and num_tokens > 1)
 
     def trim(self, num_tokens: int) -> int:
         """Forget the last `num_tokens` positions, at most all, and return how many were forgotten.
@@ -106,6 +113,19 @@ class RotatingCache(StoredCache, Mergeable):
         if trimmed:
             self._head = self.offset
         return trimmed
+
+    def _forget_from(self, end: int) -> None:
+        if end == self.offset:
+            return
+        ring = self._ring.without_last(self.offset - end)
+        # Before the wrap there may be stale columns up to the whole ring, as after a trim.
+        columns = max(ring.end, self._max_size) if ring.is_linear else ring.num_columns
+        if self._fields is not None and self._fields[0].shape[2] > columns:
+            self._fields = part(self._fields, 0, columns)
+        self._head, self.offset = ring.head, ring.end
+
+    def _num_stored(self) -> int:
+        return max(self._head, self._ring.num_columns)
 
     def is_trimmable(self) -> bool:
         """Return whether the ring is not yet full."""

@@ -1,13 +1,14 @@
-"""Rounds of speculation over rows: begin, then keep everything or, row by row, a part."""
+"""Rounds of speculation in one cache: begin, then keep everything or, row by row, a part."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from headrace_kvcache.errors import InvalidCountError, RoundRefusedError
+from headrace_kvcache.errors import IntegrityError, InvalidCountError, RoundRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
 
 def check_drafts(drafts: int) -> None:
@@ -59,7 +60,7 @@ class RoundBooks:
     def targets(self, keep: int | Sequence[int], ends: dict[int, int]) -> dict[int, int]:
         """Return the ends after a rollback that keeps `keep` of each row's positions appended in the round."""
         starts = self.started()
-        keeps = [keep] * len(starts) if isinstance(keep, int) else list(keep)
+        keeps = list(keep) if isinstance(keep, Sequence) else [keep] * len(starts)
         if len(keeps) != len(starts):
             raise InvalidCountError(f"{len(keeps)} counts are given for {len(starts)} rows; there must be one per row")
         for (slot, start), kept in zip(starts.items(), keeps, strict=True):
@@ -69,22 +70,8 @@ class RoundBooks:
                 )
         return {slot: start + kept for (slot, start), kept in zip(starts.items(), keeps, strict=True)}
 
-
-class RowRounds(Protocol):
-    """The round trio of a batch: `keep` counts how many of the round's inputs stay, for all rows or per row."""
-
-    def spec_round_fits(self, drafts: int, *, slots: Sequence[int] | None = None) -> bool:
-        """Return whether a step of drafts + 1 positions can be rolled back."""
-        ...
-
-    def spec_round_begin(self, *, slots: Sequence[int] | None = None) -> None:
-        """Open a round of some rows, of all joined ones by default."""
-        ...
-
-    def spec_round_commit(self) -> None:
-        """Keep everything that was appended since `spec_round_begin`."""
-        ...
-
-    def spec_round_rollback(self, keep: int | Sequence[int]) -> None:
-        """Keep the first `keep` positions of each row that were appended since `spec_round_begin`."""
-        ...
+    def check_integrity(self, rows: Iterable[int]) -> None:
+        """Raise `IntegrityError` unless every row of the round is among the given ones."""
+        strangers = set(self.slots).difference(rows)
+        if strangers:
+            raise IntegrityError(f"rows {sorted(strangers)} are in a round, but not in the cache")

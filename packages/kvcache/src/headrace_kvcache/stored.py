@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import mlx.core as mx
 
-from headrace_kvcache.errors import EmptyCache, InvalidGeometry, InvalidLength
+from headrace_kvcache.errors import EmptyCache, IntegrityError, InvalidGeometry, InvalidLength
 from headrace_kvcache.fields import SLAB, check_pair, check_same_layer, fresh, num_bytes
 from headrace_kvcache.geometry import check_appended
+from headrace_kvcache.rounds import RoundBooks, check_drafts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,7 @@ class StoredCache(ABC):
     def __init__(self, form: StoredForm) -> None:
         self._form = form
         self._fields: Fields | None = None
+        self._round = RoundBooks()
         self.offset = 0
 
     @property
@@ -162,6 +164,76 @@ class StoredCache(ABC):
     @abstractmethod
     def is_trimmable(self) -> bool:
         """Return whether any number of positions can be forgotten now."""
+
+    # ---- rounds ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_in_round(self) -> bool:
+        """Whether a round of speculation is open."""
+        return self._round.is_open
+
+    def spec_round_fits(self, drafts: int) -> bool:
+        """Return True: a round keeps what it needs, wherever the cache stands.
+
+        Raises:
+            InvalidCountError: `drafts` is not an integer of at least 0.
+        """
+        check_drafts(drafts)
+        return True
+
+    def spec_round_begin(self) -> None:
+        """Open a round: what is appended until its end can be forgotten again.
+
+        Raises:
+            RoundRefusedError: a round is open.
+        """
+        self._round.begin({0: self.offset})
+
+    def spec_round_commit(self) -> None:
+        """Keep everything that was appended since `spec_round_begin`.
+
+        Raises:
+            RoundRefusedError: no round is open.
+        """
+        self._round.close()
+
+    def spec_round_rollback(self, keep: int) -> None:
+        """Keep the first `keep` positions that were appended since `spec_round_begin`: pending and accepted ones.
+
+        Raises:
+            RoundRefusedError: no round is open.
+            InvalidCountError: a count that is not from 0 to what was appended.
+        """
+        end = self._round.targets(keep, {0: self.offset})[0]
+        self._forget_from(end)
+        self._round.close()
+
+    @abstractmethod
+    def _forget_from(self, end: int) -> None:
+        """Forget the positions of the open round from `end` on."""
+
+    def check_integrity(self) -> None:
+        """Check the books against the buffers, without evaluating anything.
+
+        Raises:
+            IntegrityError: they disagree.
+        """
+        if self._fields is None:
+            if self.offset:
+                raise IntegrityError(f"the cache is at {self.offset}, but holds no buffers")
+            return
+        shapes = {field.shape[:3] for field in self._fields}
+        if len(shapes) != 1:
+            raise IntegrityError(f"the buffers differ in rows, heads or columns: {sorted(shapes)}")
+        [(_, _, num_columns)] = shapes
+        if not 0 <= self._num_stored() <= num_columns:
+            raise IntegrityError(
+                f"a cache at {self.offset} stores {self._num_stored()} columns, its buffers have {num_columns}"
+            )
+
+    def _num_stored(self) -> int:
+        """Return how many columns of the buffers hold something."""
+        return self.offset
 
     @property
     @abstractmethod

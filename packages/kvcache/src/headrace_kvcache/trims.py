@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from headrace_kvcache.chunked import ChunkedKVCache
 from headrace_kvcache.composite import CacheList
@@ -124,13 +124,47 @@ def parts_of(cache: object) -> Sequence[object] | None:
     return cast("Sequence[object] | None", getattr(cache, "caches", None))
 
 
+def is_falsely_trimmable(cache: object) -> bool:
+    """Return whether a cache of another library calls itself trimmable and then keeps what it should have forgotten."""
+    return type(cache).__name__ in _FALSELY_TRIMMABLE
+
+
+def lost_front(cache: object) -> bool:
+    """Return whether a chunked cache no longer holds the start of the chunk that its next position belongs to."""
+    chunk = _chunk_of(cache)
+    return chunk is not None and chunk.offset // chunk.size * chunk.size < chunk.first
+
+
+def may_lose_front(cache: object, drafts: int) -> bool:
+    """Return whether a foreign chunked cache that is fed drafts one by one forgets what it needs without them.
+
+    It drops what is a whole chunk behind whenever it is fed, drafts included, and the pending token may be in the
+    chunk before theirs.
+    """
+    chunk = _chunk_of(cache)
+    if chunk is None:
+        return False
+    return (chunk.offset + 1) // chunk.size * chunk.size < max(chunk.first, chunk.offset + drafts - chunk.size)
+
+
+class _Chunk(NamedTuple):
+    offset: int
+    first: int
+    size: int
+
+
+def _chunk_of(cache: object) -> _Chunk | None:
+    numbers: list[Any] = [getattr(cache, name, None) for name in ("offset", "start_position", "chunk_size")]
+    return _Chunk(*numbers) if all(type(number) is int for number in numbers) else None
+
+
 def _least_length(cache: object, num_tokens: int) -> int:
     parts = parts_of(cache)
     if parts is not None:
         return max(_least_length(part, num_tokens) for part in parts)
     if isinstance(cache, ChunkedKVCache):
         return min(num_tokens, _whole_chunk(cache.start_position, cache.chunk_size))
-    if type(cache).__name__ in _FALSELY_TRIMMABLE or not _of(cache).is_trimmable():
+    if is_falsely_trimmable(cache) or not _of(cache).is_trimmable():
         return num_tokens
     # mlx-lm's chunked cache calls itself trimmable also when the start of the chunk is gone.
     first, size = getattr(cache, "start_position", 0), getattr(cache, "chunk_size", 1)

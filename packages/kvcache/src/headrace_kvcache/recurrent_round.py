@@ -1,0 +1,104 @@
+"""A round of speculation over rows of recurrent layers: the slots stay as they were until it ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import mlx.core as mx
+
+from headrace_kvcache.errors import RoundRefusedError
+from headrace_kvcache.replay import RecordedStep, check_replayable, replayed
+from headrace_kvcache.rounds import RoundBooks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace_kvcache.recurrent_views import Picked, RecurrentStep, RecurrentView
+    from headrace_kvcache.replay import Arrays
+
+# Views never know their list: a cycle would keep a step's arrays until the next garbage collection.
+Viewed: TypeAlias = "tuple[RecurrentStep, list[RecurrentView]]"
+
+
+class RecurrentRound:
+    """The open round of a batch: what its steps stored, which reaches the slots when the round ends.
+
+    So beginning copies nothing, and what a rollback goes back to lies in the slots.
+
+    Attributes:
+        books: which rows take part, and where they stood.
+    """
+
+    __slots__ = ("_picked", "_slots", "_steps", "books")
+
+    def __init__(self) -> None:
+        self.books = RoundBooks()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._slots: tuple[int, ...] = ()
+        self._picked: Picked | None = None
+        self._steps: list[Viewed] = []
+
+    def begin(self, starts: dict[int, int], picked: Picked) -> None:
+        """Open a round of rows that stand at `starts` and lie where `picked` says."""
+        self.books.begin(starts)
+        self._slots, self._picked = tuple(starts), picked
+
+    def close(self) -> None:
+        """End the round and drop what its steps stored."""
+        self.books.close()
+        self._clear()
+
+    def forget(self, slot: int) -> None:
+        """Take a row that leaves out of the round."""
+        self.books.forget(slot)
+        if not self.books.is_open:
+            self._clear()
+
+    def holds(self, slots: Sequence[int]) -> bool:
+        """Return whether a step of these rows belongs to the round.
+
+        Raises:
+            RoundRefusedError: only some of them take part, or some that took part have left.
+        """
+        if not set(slots) & set(self.books.slots):
+            return False
+        if tuple(slots) != self._slots:
+            raise RoundRefusedError(
+                f"a step of slots {tuple(slots)} cannot be taken in a round of {self._slots}: step all of its rows and "
+                f"no others, or end it first"
+            )
+        return True
+
+    def stored(self, layer: int) -> dict[int, mx.array]:
+        """Return what the last step stored for a layer, `(B, ...)` by index."""
+        return dict(self._steps[-1][1][layer].stored) if self._steps else {}
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What the last step stored, of all layers."""
+        return [array for view in self._steps[-1][1] for array in view.stored.values()] if self._steps else []
+
+    def keep(self, viewed: Viewed) -> None:
+        """Add a step."""
+        self._steps.append(viewed)
+
+    def check_replayable(self) -> None:
+        """Raise `RoundRefusedError` unless all layers told how to replay all steps."""
+        for _, views in self._steps:
+            check_replayable(RecordedStep((), view.replay) for view in views)
+
+    def replayed(self, layer: int, buffers: Sequence[mx.array | None], targets: dict[int, int]) -> Arrays:
+        """Return a layer's arrays of all rows of the round as they are at the ends `targets`."""
+        assert self._picked is not None
+        before = [None if buffer is None else self._picked.take(buffer) for buffer in buffers]
+        starts = self.books.started()
+        keeps = [targets[slot] - starts[slot] if slot in targets else 0 for slot in self._slots]
+        return replayed(before, [RecordedStep(step.counts, views[layer].replay) for step, views in self._steps], keeps)
+
+    def of_those_left(self, array: mx.array) -> mx.array:
+        """Return the rows of an array of the round that have not left it."""
+        if len(self.books.slots) == len(self._slots):
+            return array
+        return array[mx.array([self._slots.index(slot) for slot in self.books.slots], mx.int32)]
