@@ -31,6 +31,7 @@ __all__ = [
     "SAMPLE_RATE",
     "Pcm",
     "Progress",
+    "Samples",
     "SpeechDetector",
     "SpeechFilter",
     "Take",
@@ -66,6 +67,13 @@ class Pcm:
     def duration_s(self) -> float:
         """How long it lasts."""
         return len(self.data) / 4 / SAMPLE_RATE
+
+
+class Samples(Protocol):
+    """Samples that a service has read, of the form that `Pcm` has."""
+
+    @property
+    def data(self) -> bytes: ...
 
 
 @frozen(kw_only=True)
@@ -300,7 +308,7 @@ class Transcriber(Protocol):
         """
         ...
 
-    async def read(self, audio: bytes | Path, /) -> Pcm:
+    async def read(self, audio: bytes | Path, /) -> Samples:
         """Read a file's audio as 16 kHz mono; it may be shorter than what can be transcribed.
 
         Raises:
