@@ -39,8 +39,12 @@ EVERY = [
 
 
 def test_table_is_complete_and_names_nothing_else():
-    """Every error of the three trees has a rule of its own, and no rule is for a class that does not exist."""
-    assert {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in EVERY} == set(ERROR_RULES)
+    """Every error of the three trees has a rule of its own, and no rule is for a class that does not exist.
+
+    Rules for `headrace_models` are held to it where both packages may be seen, in tests/integration.
+    """
+    own_rules = {name for name in ERROR_RULES if not name.startswith("headrace_models.")}
+    assert {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in EVERY} == own_rules
 
 
 @pytest.mark.parametrize("module", [headrace_http_api.errors, headrace_scheduling.errors, headrace_sampling.errors])

@@ -11,6 +11,8 @@ LIGHT = ["headrace_http_api"] + [
     f"headrace_http_api.{name}"
     for name in (
         "app",
+        "audio",
+        "audio_ports",
         "config",
         "disconnect",
         "engine_stats",

@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+import tempfile
 from collections import deque
 from pathlib import Path
 
+import httpx
 import pytest
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
+from headrace_http_api import ApiConfig, ServerInfo
+from headrace_http_api.audio import AudioServices, create_audio_app
 from headrace_http_api.audio_ports import SAMPLE_RATE, Pcm, TranscriptionOptions
 
 
@@ -163,6 +167,7 @@ class FakeTranscriber:
     takes: list = field(factory=list)
     num_held: int = 0
     waiting: asyncio.Event = field(factory=asyncio.Event)
+    released: asyncio.Event = field(factory=asyncio.Event)
     paths: list = field(factory=list)
 
     def stats(self):
@@ -200,18 +205,31 @@ class FakeTranscriber:
             yield
         finally:
             self.num_held -= 1
+            self.released.set()
 
     async def unload(self):
         return self.can_unload and self.num_held == 0
 
 
+_BASES = {
+    "AudioTooLarge": "AudioError",
+    "AudioTooShort": "AudioError",
+    "AudioUnreadable": "AudioError",
+    "UnknownLanguage": "InvalidTranscribeOption",
+}
+
+
+def error_type(name):
+    """Make an error class such as `headrace_models` has, without importing it: the table goes by its name."""
+    base = error_type(_BASES[name]) if name in _BASES else ValueError
+    return type(name, (base,), {"__module__": "headrace_models.errors"})
+
+
 def error_named(name, message):
-    """Make an error such as `headrace_models` raises, without importing it: the table goes by its name."""
-    return type(name, (ValueError,), {"__module__": "headrace_models.audio.errors"})(message)
+    return error_type(name)(message)
 
 
-class AudioUnreadable(ValueError):
-    __module__ = "headrace_models.audio.errors"
+AudioUnreadable = error_type("AudioUnreadable")
 
 
 def silence(seconds):
@@ -222,6 +240,82 @@ def speech(seconds):
     return b"\0\0\0\x3f" * round(seconds * SAMPLE_RATE)
 
 
+TWO_SECONDS = b"RIFF" + speech(2)
+
+
 @pytest.fixture
 def transcriber():
     return FakeTranscriber()
+
+
+@pytest.fixture
+def audio_services(transcriber):
+    async def get():
+        return transcriber
+
+    server = ServerInfo(name="headrace-transcribe", version="0.1.0", started_at=1_700_000_000.0)
+    return AudioServices(transcriber=get, server=server, clock=lambda: 1_700_000_060.0)
+
+
+@pytest.fixture
+def make_audio_client(audio_services):
+    """Make an HTTP client of the audio routes, without a socket."""
+
+    def make(**settings):
+        app = create_audio_app(evolve(audio_services, config=ApiConfig(**settings)))
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8080")
+
+    return make
+
+
+@pytest.fixture
+async def audio_client(make_audio_client):
+    async with make_audio_client() as opened:
+        yield opened
+
+
+@pytest.fixture
+def post(audio_client):
+    """Post a form with two seconds of audio."""
+
+    async def send(path="/v1/audio/transcriptions", *, content=TWO_SECONDS, fields=()):
+        pairs = fields.items() if isinstance(fields, dict) else fields
+        files = [("file", ("a.wav", content, "audio/wav")), *((name, (None, value)) for name, value in pairs)]
+        return await audio_client.post(path, files=files)
+
+    return send
+
+
+@pytest.fixture(scope="session")
+def make_segment():
+    return segment
+
+
+@pytest.fixture(scope="session")
+def make_error():
+    return error_named
+
+
+@pytest.fixture(scope="session")
+def make_transcript():
+    def make(segments):
+        text = "".join(one.text for one in segments).strip()
+        return FakeTranscript(text=text, segments=tuple(segments), duration_s=2.0)
+
+    return make
+
+
+@pytest.fixture
+def count_temporary():
+    """Count the temporary files of uploads."""
+    return lambda: len(list(Path(tempfile.gettempdir()).glob("headrace-audio-*")))
+
+
+@pytest.fixture(scope="session")
+def silent():
+    return silence
+
+
+@pytest.fixture(scope="session")
+def spoken():
+    return speech

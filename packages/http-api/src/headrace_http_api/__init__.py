@@ -1,9 +1,9 @@
 """OpenAI-compatible HTTP API for local inference: wire formats, routes and event streams.
 
-Public modules: app, chat, completions, config, curves, disconnect, engine_stats, error_table, errors, json_body,
-middleware, models, observability, openapi_document, parsing, ports, services, sse, tokens, validation. Only chat,
-completions, curves, tokens and openapi_document, and dialect and generation below them, need the extra `chat`
-(scheduling and sampling).
+Public modules: app, audio, audio_ports, chat, completions, config, curves, disconnect, engine_stats, error_table,
+errors, json_body, middleware, models, observability, openapi_document, parsing, ports, services, sse, tokens,
+validation. Only chat, completions, curves, tokens and openapi_document, and dialect and generation below them, need
+the extra `chat` (scheduling and sampling).
 """
 
 from importlib import import_module
@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace_http_api.app import create_app as create_app
+    from headrace_http_api.audio import AudioServices as AudioServices
+    from headrace_http_api.audio import SessionRegistry as SessionRegistry
+    from headrace_http_api.audio import create_audio_app as create_audio_app
+    from headrace_http_api.audio_ports import Pcm as Pcm
+    from headrace_http_api.audio_ports import SpeechFilter as SpeechFilter
+    from headrace_http_api.audio_ports import Transcriber as Transcriber
+    from headrace_http_api.audio_ports import TranscriptionOptions as TranscriptionOptions
     from headrace_http_api.config import LOOPBACK_HOSTS as LOOPBACK_HOSTS
     from headrace_http_api.config import ApiConfig as ApiConfig
     from headrace_http_api.engine_stats import model_stats as model_stats
@@ -24,6 +31,9 @@ if TYPE_CHECKING:
     from headrace_http_api.errors import NotAuthenticated as NotAuthenticated
     from headrace_http_api.errors import NotFound as NotFound
     from headrace_http_api.errors import PayloadTooLarge as PayloadTooLarge
+    from headrace_http_api.errors import SessionClosed as SessionClosed
+    from headrace_http_api.errors import TooManySessions as TooManySessions
+    from headrace_http_api.errors import UnsupportedMediaType as UnsupportedMediaType
     from headrace_http_api.errors import UnsupportedParameter as UnsupportedParameter
     from headrace_http_api.observability import METRIC_NAMES as METRIC_NAMES
     from headrace_http_api.observability import STATS_KEYS as STATS_KEYS
@@ -60,6 +70,7 @@ __all__ = [
     "ApiConfig",
     "ApiError",
     "ApiServices",
+    "AudioServices",
     "ChatCodec",
     "ClientDisconnected",
     "ContentDelta",
@@ -79,6 +90,7 @@ __all__ = [
     "OutputParser",
     "ParsedReply",
     "PayloadTooLarge",
+    "Pcm",
     "PreparedPrompt",
     "Readiness",
     "ReasoningDelta",
@@ -87,14 +99,22 @@ __all__ = [
     "ServedConfig",
     "ServedModel",
     "ServerInfo",
+    "SessionClosed",
+    "SessionRegistry",
+    "SpeechFilter",
+    "TooManySessions",
     "ToolArgumentsDelta",
     "ToolCall",
     "ToolCallEnd",
     "ToolCallStart",
     "ToolFamily",
     "ToolFormat",
+    "Transcriber",
+    "TranscriptionOptions",
+    "UnsupportedMediaType",
     "UnsupportedParameter",
     "create_app",
+    "create_audio_app",
     "find_family",
     "model_stats",
     "openapi",
@@ -108,6 +128,7 @@ _MODULES = {
     "ApiConfig": "config",
     "ApiError": "errors",
     "ApiServices": "services",
+    "AudioServices": "audio",
     "ChatCodec": "ports",
     "ClientDisconnected": "errors",
     "ContentDelta": "parsing.parts",
@@ -127,6 +148,7 @@ _MODULES = {
     "OutputParser": "parsing.parts",
     "ParsedReply": "parsing.parts",
     "PayloadTooLarge": "errors",
+    "Pcm": "audio_ports",
     "PreparedPrompt": "ports",
     "Readiness": "ports",
     "ReasoningDelta": "parsing.parts",
@@ -135,14 +157,22 @@ _MODULES = {
     "ServedConfig": "ports",
     "ServedModel": "ports",
     "ServerInfo": "services",
+    "SessionClosed": "errors",
+    "SessionRegistry": "audio",
+    "SpeechFilter": "audio_ports",
+    "TooManySessions": "errors",
     "ToolArgumentsDelta": "parsing.parts",
     "ToolCall": "parsing.parts",
     "ToolCallEnd": "parsing.parts",
     "ToolCallStart": "parsing.parts",
     "ToolFamily": "parsing.families",
     "ToolFormat": "parsing.tool_format",
+    "Transcriber": "audio_ports",
+    "TranscriptionOptions": "audio_ports",
+    "UnsupportedMediaType": "errors",
     "UnsupportedParameter": "errors",
     "create_app": "app",
+    "create_audio_app": "audio",
     "find_family": "parsing.families",
     "model_stats": "engine_stats",
     "openapi": "openapi_document",

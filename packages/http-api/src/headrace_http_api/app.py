@@ -22,7 +22,7 @@ from headrace_http_api.middleware import (
 )
 from headrace_http_api.services import ApiServices
 
-__all__ = ["RouteGroup", "chat_groups", "create_app"]
+__all__ = ["RouteGroup", "assemble", "chat_groups", "create_app"]
 
 RouteGroup = Callable[[ApiServices], Sequence[BaseRoute]]
 
@@ -39,10 +39,15 @@ def create_app(
             `chat`. More groups may be any callable that makes Starlette routes.
     """
     services = services if config is None else evolve(services, config=config)
-    config = services.config
     groups = chat_groups() if groups is None else groups
+    return assemble([route for group in groups for route in group(services)], services.config)
+
+
+def assemble(routes: Sequence[BaseRoute], config: ApiConfig | None = None) -> Starlette:
+    """Build an ASGI application of routes, with the checks and the error body that all of them share."""
+    config = ApiConfig() if config is None else config
     app = Starlette(
-        routes=[route for group in groups for route in group(services)],
+        routes=routes,
         exception_handlers={HTTPException: _http_error},
         middleware=[
             Middleware(RequestIdMiddleware),

@@ -19,6 +19,7 @@ class ApiConfig:
         allowed_hosts: host names accepted in the Host header; None accepts any. A server bound to loopback
             passes `LOOPBACK_HOSTS`, so that a page cannot reach it through a DNS name that it controls.
         max_body_bytes: a larger body is refused with 413.
+        max_audio_bytes: the same for the paths below `/v1/audio/`.
         keep_alive_s: after so many silent seconds a stream sends a comment, so that neither proxies nor clients take a
             long prefill for a dead connection; 0 sends none.
         stall_timeout_s: a stream whose client has read nothing for so long is dropped.
@@ -32,3 +33,4 @@ class ApiConfig:
     keep_alive_s: float = field(default=10.0, validator=validators.ge(0))
     stall_timeout_s: float = field(default=60.0, validator=validators.gt(0))
     max_unread_tokens: int = field(default=4096, validator=validators.ge(1))
+    max_audio_bytes: int = field(default=200 * 1024 * 1024, validator=validators.ge(1))

@@ -20,12 +20,14 @@ class ErrorRule:
 
     Attributes:
         retry_after_s: value of the Retry-After header; None sends none.
+        param: the field at fault, where the exception itself names none.
     """
 
     status: int
     type: str
     code: str | None
     retry_after_s: int | None = None
+    param: str | None = None
 
 
 INTERNAL = ErrorRule(500, "server_error", "internal_error")
@@ -38,6 +40,9 @@ ERROR_RULES: Mapping[str, ErrorRule] = {
     "headrace_http_api.InvalidRequest": ErrorRule(400, _REQUEST, "invalid_value"),
     "headrace_http_api.UnsupportedParameter": ErrorRule(400, _REQUEST, "unsupported_parameter"),
     "headrace_http_api.PayloadTooLarge": ErrorRule(413, _REQUEST, "payload_too_large"),
+    "headrace_http_api.UnsupportedMediaType": ErrorRule(415, _REQUEST, "unsupported_media_type"),
+    "headrace_http_api.SessionClosed": ErrorRule(409, _REQUEST, "session_closed"),
+    "headrace_http_api.TooManySessions": ErrorRule(429, "rate_limit_error", "too_many_sessions", 5),
     "headrace_http_api.NotAuthenticated": ErrorRule(401, "authentication_error", "invalid_api_key"),
     "headrace_http_api.Forbidden": ErrorRule(403, "permission_error", "forbidden"),
     "headrace_http_api.NotFound": ErrorRule(404, _REQUEST, "not_found"),
@@ -61,6 +66,17 @@ ERROR_RULES: Mapping[str, ErrorRule] = {
     "headrace_sampling.GrammarFailed": INTERNAL,
     "headrace_sampling.TokenNotAllowed": INTERNAL,
     "headrace_sampling.InvalidDrafts": INTERNAL,
+    "headrace_models.AudioError": ErrorRule(400, _REQUEST, "invalid_audio", param="file"),
+    "headrace_models.AudioTooLarge": ErrorRule(413, _REQUEST, "payload_too_large", param="file"),
+    "headrace_models.InvalidTranscribeOption": ErrorRule(400, _REQUEST, "invalid_value"),
+    "headrace_models.UnknownLanguage": ErrorRule(400, _REQUEST, "invalid_value", param="language"),
+    "headrace_models.VoiceDetectorMissing": ErrorRule(400, _REQUEST, "vad_unavailable", param="vad"),
+    "headrace_models.TranscriptionError": INTERNAL,
+    "headrace_models.TranscriptionQueueFull": ErrorRule(429, "rate_limit_error", "queue_full", 1),
+    "headrace_models.TranscriptionUnavailable": ErrorRule(503, "server_error", "model_unavailable", 5),
+    "headrace_models.TranscriberClosed": ErrorRule(503, "server_error", "server_draining", 5),
+    "headrace_models.TranscriptionCancelled": ErrorRule(503, "server_error", "transcription_cancelled", 1),
+    "headrace_models.TranscriptionFailed": ErrorRule(500, "server_error", "transcription_failed"),
 }
 
 
@@ -105,7 +121,9 @@ def reply_to(exc: Exception, request_id: str) -> ErrorReply:
     if rule.status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
     message, param, code = _facts(exc)
-    return ErrorReply(rule.status, envelope(message, kind=rule.type, param=param, code=code or rule.code), headers)
+    return ErrorReply(
+        rule.status, envelope(message, kind=rule.type, param=param or rule.param, code=code or rule.code), headers
+    )
 
 
 def _facts(exc: Exception) -> tuple[str, str | None, str | None]:

@@ -4,6 +4,9 @@ ApiError(Exception)
 ├── InvalidRequest         client: the body or a field is wrong (ValueError)
 │   └── UnsupportedParameter   client: a field that would change the answer and is not served
 ├── PayloadTooLarge        client: the body is above the limit (ValueError)
+├── UnsupportedMediaType   client: the body is of a type that this path does not read (ValueError)
+├── SessionClosed          client: the session is over, and takes nothing more (RuntimeError)
+├── TooManySessions        client: as many sessions are open as may be; try again later
 ├── NotAuthenticated       client: no valid API key (PermissionError)
 ├── Forbidden              client: this origin or host may not call (PermissionError)
 ├── NotFound               client: nothing has this path or name (LookupError)
@@ -24,6 +27,9 @@ __all__ = [
     "NotAuthenticated",
     "NotFound",
     "PayloadTooLarge",
+    "SessionClosed",
+    "TooManySessions",
+    "UnsupportedMediaType",
     "UnsupportedParameter",
 ]
 
@@ -54,6 +60,18 @@ class UnsupportedParameter(InvalidRequest):
 
 class PayloadTooLarge(ApiError, ValueError):
     """The request body is above the configured limit."""
+
+
+class UnsupportedMediaType(ApiError, ValueError):
+    """The body's content type is none that this path reads."""
+
+
+class SessionClosed(ApiError, RuntimeError):
+    """The session was finished, deleted, or closed because nothing came for long."""
+
+
+class TooManySessions(ApiError):
+    """As many sessions are open as may be open at a time."""
 
 
 class NotAuthenticated(ApiError, PermissionError):

@@ -29,6 +29,8 @@ __all__ = [
 
 REQUEST_ID_HEADER = "x-request-id"
 OPEN_PATHS = frozenset({"/health", "/ready"})
+AUDIO_PATHS = "/v1/audio/"
+EXPOSED_HEADERS = f"{REQUEST_ID_HEADER}, x-headrace-ignored, x-headrace-language, retry-after, server-timing"
 
 _SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _READING_METHODS = frozenset({"GET", "HEAD"})
@@ -86,7 +88,7 @@ class OriginMiddleware:
             return
         cors = {
             "access-control-allow-origin": origin,
-            "access-control-expose-headers": f"{REQUEST_ID_HEADER}, x-headrace-ignored, retry-after",
+            "access-control-expose-headers": EXPOSED_HEADERS,
             "vary": "Origin",
         }
         send = _with_headers(send, cors)
@@ -193,7 +195,8 @@ class BodyLimitMiddleware:
 
     def __init__(self, app: ASGIApp, config: ApiConfig) -> None:
         self._app = app
-        self._max_bytes = config.max_body_bytes
+        self._max_body_bytes = config.max_body_bytes
+        self._max_audio_bytes = config.max_audio_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection.
@@ -204,23 +207,25 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        max_bytes = self._max_audio_bytes if scope["path"].startswith(AUDIO_PATHS) else self._max_body_bytes
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdecimal() and int(declared[:20]) > self._max_bytes:
-            raise self._too_large()
+        if declared.isdecimal() and int(declared[:20]) > max_bytes:
+            raise _too_large(max_bytes)
         num_bytes = 0
 
         async def limited_receive() -> Message:
             nonlocal num_bytes
             message = await receive()
             num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_bytes:
-                raise self._too_large()
+            if num_bytes > max_bytes:
+                raise _too_large(max_bytes)
             return message
 
         await self._app(scope, limited_receive, send)
 
-    def _too_large(self) -> PayloadTooLarge:
-        return PayloadTooLarge(f"the body is larger than the limit of {self._max_bytes} bytes; send less")
+
+def _too_large(max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body is larger than the limit of {max_bytes} bytes; send less")
 
 
 def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:

@@ -16,7 +16,7 @@ from cattrs.gen import make_dict_structure_fn
 from headrace_http_api.errors import InvalidRequest
 from headrace_http_api.json_body import path_step, shown
 
-__all__ = ["AtLeast", "Between", "FieldError", "make_converter", "structure", "unknown_names"]
+__all__ = ["AtLeast", "Between", "FieldError", "OneOf", "make_converter", "structure", "unknown_names"]
 
 T = TypeVar("T")
 
@@ -60,6 +60,17 @@ class AtLeast:
     def check(self, value: float) -> None:
         if value < self.low:
             raise FieldError(f"is {shown(value)}; it must be at least {self.low}; leave it out for the default")
+
+
+@frozen
+class OneOf:
+    """One of the given texts."""
+
+    choices: tuple[str, ...]
+
+    def check(self, value: object) -> None:
+        if value not in self.choices:
+            raise FieldError(f"is {shown(value)}; it must be one of {', '.join(self.choices)}")
 
 
 def make_converter() -> Converter:

@@ -12,7 +12,7 @@ from headrace_models.whisper.alignment import AlignRequest
 from headrace_models.whisper.backend import ModelBackend
 from headrace_models.whisper.config import FRAMES_PER_POSITION
 from headrace_models.whisper.decoded import DecodeRequest
-from headrace_models.whisper.errors import InvalidTranscribeOption
+from headrace_models.whisper.errors import InvalidTranscribeOption, UnknownLanguage
 from headrace_models.whisper.fallback import needs_retry
 from headrace_models.whisper.mel import FRAMES_PER_SECOND, SAMPLE_RATE, log_mel
 from headrace_models.whisper.options import TranscribeOptions
@@ -297,7 +297,7 @@ def _make_take(backend: WindowBackend, take_id: int, samples: NDArray[np.float32
     config, tokenizer = backend.config, backend.tokenizer
     language = options.language if tokenizer.special.is_multilingual else "en"
     if options.language not in (None, "en") and not tokenizer.special.is_multilingual:
-        raise InvalidTranscribeOption(
+        raise UnknownLanguage(
             f"language is {options.language!r}, but the model knows only English: load a multilingual model."
         )
     prompt, vocabulary = options.prompt or "", None
