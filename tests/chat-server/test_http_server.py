@@ -1,6 +1,7 @@
 """The drain: what runs is finished, nothing new is admitted, a second signal cuts short."""
 
 import asyncio
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ from starlette.routing import Route
 from headrace_chat_server.http_server import HttpServer
 from headrace_chat_server.listener import bind, url_of
 from headrace_chat_server.stop_signals import StopSignals
+from headrace_http_api.outlet import abort_connection
 
 
 class FakeGateway:
@@ -33,13 +35,29 @@ class FakeGateway:
         return self.is_in_time
 
 
+class Flood:
+    """An answer without end, cut once its client takes no more of it."""
+
+    async def __call__(self, scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        flood = asyncio.create_task(self._flood(send))
+        await asyncio.sleep(0.1)
+        assert not flood.done()
+        abort_connection(scope)
+        await flood
+
+    async def _flood(self, send):
+        for _ in range(1000):
+            await send({"type": "http.response.body", "body": bytes(1 << 16), "more_body": True})
+
+
 class Running:
     def __init__(self, listener):
         self.gateway = FakeGateway()
         self.signals = StopSignals()
         self.entered = asyncio.Event()
         self.release = asyncio.Event()
-        app = Starlette(routes=[Route("/", self.answer), Route("/ping", self.ping)])
+        app = Starlette(routes=[Route("/", self.answer), Route("/ping", self.ping), Route("/flood", Flood())])
         self.server = HttpServer(
             app, gateway=self.gateway, signals=self.signals, drain_timeout_s=7, log_level="critical"
         )
@@ -126,3 +144,17 @@ async def test_what_outlives_the_drain_is_ended_by_the_engine(running):
         running.release.set()
         assert (await request).text == "whole"
         await running.task
+
+
+async def test_an_aborted_connection_is_gone_although_its_client_never_reads(running):
+    """What routes cut ends at once; to close the connection would wait for the client to take what is buffered."""
+    place = urlsplit(running.url)
+    _, writer = await asyncio.open_connection(place.hostname, place.port, limit=1)
+    writer.write(b"GET /flood HTTP/1.1\r\nhost: x\r\n\r\n")
+    connections = running.server._server.server_state.connections
+    async with asyncio.timeout(10):
+        while not connections:  # noqa: ASYNC110 - uvicorn tells no changes
+            await asyncio.sleep(0.001)
+        while connections:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    writer.transport.abort()

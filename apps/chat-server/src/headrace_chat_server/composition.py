@@ -79,6 +79,9 @@ class Composition:
             api_keys=server.api_keys,
             allowed_origins=server.allowed_origins,
             allowed_hosts=(server.host, *LOOPBACK_HOSTS) if is_loopback(server.host) else None,
+            keep_alive_s=server.keep_alive_s,
+            stall_timeout_s=server.stall_timeout_s,
+            max_unread_tokens=server.max_unread_tokens,
         )
         return create_app(services, config)
 

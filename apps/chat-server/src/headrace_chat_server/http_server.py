@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headrace_chat_server.stop_signals import StopSignals
+from headrace_http_api.outlet import ABORT_KEY
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -16,6 +18,14 @@ if TYPE_CHECKING:
     from headrace_scheduling import GenerationGateway
 
 _LAST_BYTES_TIMEOUT_S = 1
+
+
+class _AbortingProtocol(H11Protocol):
+    """Lets routes cut a connection whose client does not read: to close it would wait for that client."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, ABORT_KEY: transport.abort}
 
 
 class _UnsignalledServer(uvicorn.Server):
@@ -44,6 +54,7 @@ class HttpServer:
     ) -> None:
         config = uvicorn.Config(
             app,
+            http=_AbortingProtocol,
             log_config=None,
             log_level=log_level,
             access_log=False,

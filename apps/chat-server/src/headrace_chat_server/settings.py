@@ -89,6 +89,17 @@ class ServerSettings:
     log_level: LogLevel = _setting(
         "warning", Option(kind=Choice(("debug", "info", "warning", "error")), help="least level that is logged")
     )
+    keep_alive_s: float = _setting(
+        10.0, Option(kind=Number(0, 3600), help="seconds of silence after which a stream sends a comment; 0 sends none")
+    )
+    stall_timeout_s: float = _setting(
+        60.0,
+        Option(kind=Number(0.1, 3600), help="seconds after which a stream whose client reads nothing is dropped"),
+    )
+    max_unread_tokens: int = _setting(
+        4096,
+        Option(kind=Integer(1, 10_000_000), help="most tokens that wait for a client that is behind; more drop it"),
+    )
     drain_timeout_s: float = _setting(
         30.0, Option(kind=Number(0, 3600), help="seconds that running requests get to finish after Ctrl-C")
     )
