@@ -1,18 +1,18 @@
 """What serving costs beside the model: CPU time per streamed token, and idle to first token (Linux).
 
-    uv run python tests/benchmarks/http_overhead.py [--tokens 2000] [--requests 100]
+    uv run python tests/benchmarks/http_overhead.py [--tokens 2000] [--requests 100] [--step-ms 0 4]
 
 The whole product runs, engine child included, on the null model of the design's section 6, whose forward returns one
-cached array. CPU time is the serving process's own (user and system), from /proc, divided by the tokens that its
-clients got; the engine's process and the clients are not in it. Idle to first token is one short request at a time,
-from sending it to the first text.
+cached array. CPU time is the serving process's own, all threads, from /proc, divided by the tokens that its
+clients got; the engine's process and the clients are not in it. Without a step time the engine is faster than any
+device, and tokens of several steps may share a chunk; with one, each token is a chunk and finds an idle process.
+Idle to first token is one short request at a time, from sending it to the first text.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
 import statistics
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -33,8 +34,6 @@ from headrace_chat_server.text_side import TextSide
 from headrace_http_api import SamplingDefaults
 from headrace_models import ModelSource
 from headrace_scheduling.testing import FakeCodec, ModelLoaderFake, NullModel
-
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class ByteCodec(FakeCodec):
@@ -54,14 +53,14 @@ class ByteCodec(FakeCodec):
         return super().decode(token_ids)
 
 
-async def serve(fd: int) -> None:
+async def serve(fd: int, step_ms: float) -> None:
     """Serve the null model on a listening socket until SIGINT."""
     listener = socket.socket(fileno=fd)
     composition = compose(
         # The null model keeps nothing that could be stored.
         build({"engine.prompt_cache": 0}),
         ModelSource(name="null", path=Path("null"), format="folder"),
-        loader=ModelLoaderFake(NullModel),
+        loader=ModelLoaderFake(partial(NullModel, step_s=step_ms / 1e3)),
         load_text=lambda: TextSide(codec=ByteCodec(), sampling_defaults=SamplingDefaults(temperature=0.0)),
     )
     with stop_signals() as signals:
@@ -86,16 +85,16 @@ class Served:
     pid: int
 
     def cpu_s(self) -> float:
-        """User and system time of the process so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * TICK_S
+        """User and system time of the process's threads so far; nanoseconds, where /proc/PID/stat counts ticks."""
+        threads = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
+        return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Served]:
+def running(step_ms: float) -> Iterator[Served]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        command = [sys.executable, __file__, "--serve", str(listener.fileno())]
+        command = [sys.executable, __file__, "--serve", str(listener.fileno()), "--step-ms", str(step_ms)]
         process = subprocess.Popen(command, pass_fds=(listener.fileno(),))
     try:
         while httpx.get(f"{url}/ready", timeout=30).status_code != 200:
@@ -155,16 +154,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=2000, help="tokens per stream")
     parser.add_argument("--requests", type=int, default=100, help="requests for idle to first token")
+    parser.add_argument("--step-ms", type=float, nargs="+", default=[0, 4], help="step times of the engine")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.serve is not None:
-        asyncio.run(serve(arguments.serve))
+        asyncio.run(serve(arguments.serve, *arguments.step_ms))
         return
-    with running() as served:
-        asyncio.run(measure_first_tokens(served, 5))
-        asyncio.run(measure_first_tokens(served, arguments.requests))
-        for num_streams in (1, 8):
-            asyncio.run(measure_streams(served, num_streams, arguments.tokens))
+    for step_ms in arguments.step_ms:
+        print(f"a step takes {step_ms:g} ms:")
+        with running(step_ms) as served:
+            asyncio.run(measure_first_tokens(served, 5))
+            asyncio.run(measure_first_tokens(served, arguments.requests))
+            for num_streams in (1, 8):
+                asyncio.run(measure_streams(served, num_streams, arguments.tokens))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ __all__ = ["DONE", "SSE_HEADERS", "EventStream", "compact_json", "frame"]
 
 DONE = b"data: [DONE]\n\n"
 
+# `json.dumps` with such arguments would make one for every token.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
 SSE_HEADERS: Mapping[str, str] = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -25,7 +28,7 @@ SSE_HEADERS: Mapping[str, str] = {
 
 def compact_json(value: object) -> str:
     """Serialise without spaces, in ASCII: some clients also split lines at U+0085, U+2028 and U+2029."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def frame(value: object) -> bytes:

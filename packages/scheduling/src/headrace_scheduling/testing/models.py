@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -45,10 +46,12 @@ class NullModel(_TextOnlyModel):
 
     Args:
         vocab_size: width of the cached logits.
+        step_s: seconds that a forward sleeps, as if a device computed.
     """
 
-    def __init__(self, facts: FakeFacts | None = None, *, vocab_size: int | None = None) -> None:
+    def __init__(self, facts: FakeFacts | None = None, *, vocab_size: int | None = None, step_s: float = 0.0) -> None:
         super().__init__(FakeFacts() if facts is None else facts)
+        self._step_s = step_s
         self._vocab_size = self.config.vocab_size if vocab_size is None else vocab_size
         self._hidden: dict[tuple[int, int], mx.array] = {}
         self._logits: dict[int, mx.array] = {}
@@ -58,6 +61,8 @@ class NullModel(_TextOnlyModel):
 
     def forward_hidden(self, ids: mx.array, caches: Sequence[Any], *, context: object | None = None) -> mx.array:
         shape = (ids.shape[0], ids.shape[1])
+        if self._step_s:
+            time.sleep(self._step_s)
         if shape not in self._hidden:
             self._hidden[shape] = mx.zeros((*shape, 1))
             mx.eval(self._hidden[shape])
