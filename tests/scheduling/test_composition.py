@@ -7,8 +7,8 @@ import mlx.core as mx
 import pytest
 
 from headrace_kvcache import KVCache, KVScheme, RotatingKVCache
-from headrace_sampling import SamplingParams
-from headrace_scheduling import Engine, GenerateOptions, GenerationRequest
+from headrace_sampling import GrammarCompiler, GrammarSpec, SamplingParams, TokenizerFacts
+from headrace_scheduling import Engine, EngineConfig, GenerateOptions, GenerationRequest
 from headrace_scheduling.testing import ModelLoaderFake, ScriptedModel
 from headrace_scheduling.testing.loading import FakeFacts
 
@@ -36,7 +36,20 @@ _FEATURES = {
     "stop": GenerateOptions(max_tokens=20, stop=("a", "\x05")),
     "ignore_eos": GenerateOptions(max_tokens=14, ignore_eos=True),
     "min_tokens": GenerateOptions(max_tokens=14, sampling=SamplingParams(min_tokens=6)),
+    "grammar": GenerateOptions(max_tokens=12, sampling=SamplingParams(temperature=0.9, seed=2)),
+    "forced runs": GenerateOptions(max_tokens=40, stop=("sa",), sampling=SamplingParams(repetition_penalty=1.2)),
 }
+_GRAMMARS = {
+    "grammar": GrammarSpec.regex("[a-f]{3,20}"),
+    "forced runs": GrammarSpec.regex("(what is|all that is) (to be )?said"),
+}
+_COMPILER = GrammarCompiler(
+    TokenizerFacts(
+        vocab_size=257,
+        eos_token_ids=(3,),
+        tokens=(*(bytes([n]) * (n != 3) for n in range(256)), b""),
+    )
+)
 _KV = {
     "plain": None,
     "8 bits": KVScheme.uniform(8, 32),
@@ -57,8 +70,19 @@ class _Ringed(_Model):
 
 
 def _open(model, **options):
-    loader = ModelLoaderFake(partial(model, _FACTS))
-    return Engine.open(loader, max_rows=4, prefill_chunk=16, prompt_cache_bytes=0, **options)
+    config = EngineConfig(
+        loader=ModelLoaderFake(partial(model, _FACTS)),
+        max_rows=4,
+        prefill_chunk=16,
+        prompt_cache_bytes=0,
+        compile_grammar=lambda loaded, spec: _COMPILER.compile(spec),
+        **options,
+    )
+    return Engine.open_config(config)
+
+
+def _request(name, prompt):
+    return GenerationRequest(prompt_ids=prompt, options=_FEATURES[name], grammar=_GRAMMARS.get(name))
 
 
 def _facts(results):
@@ -78,14 +102,13 @@ def test_each_pair_of_features_in_one_batch_equals_each_alone(model, scheme):
     """Law: tokens, text, reasons and log-probabilities of a row do not depend on what runs beside it."""
     with _open(model, kv_scheme=_KV[scheme]) as engine:
         alone = {
-            (name, prompt): engine.generate([prompt], options)
-            for (name, options), prompt in itertools.product(_FEATURES.items(), _PROMPTS)
+            (name, prompt): engine.run([_request(name, prompt)])[0]
+            for name, prompt in itertools.product(_FEATURES, _PROMPTS)
         }
         assert any(r.logprobs for results in alone.values() for r in results)
         for first, second in itertools.combinations(_FEATURES, 2):
             pairs = [(first, _PROMPTS[0]), (second, _PROMPTS[1])]
-            requests = [GenerationRequest(prompt_ids=prompt, options=_FEATURES[name]) for name, prompt in pairs]
-            together = engine.run(requests)
+            together = engine.run([_request(name, prompt) for name, prompt in pairs])
             for pair, results in zip(pairs, together, strict=True):
                 assert _facts(results) == _facts(alone[pair]), (first, second)
                 for result, expected in zip(results, alone[pair], strict=True):

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_sampling import SamplingParams
-from headrace_scheduling.packs import pack_slices
+from headrace_scheduling.packs import Part, pack_decodes, pack_slices
 from headrace_scheduling.prefill import deal_tokens
 from headrace_scheduling.sharing import common_prefix_length, shared_length
-from headrace_scheduling.steps import PrefillSlice, RowId, RowSpec
+from headrace_scheduling.steps import KnownRun, PrefillSlice, RowId, RowSpec, Step
 from headrace_scheduling.waiting import WaitingQueue
 
 
@@ -87,10 +87,31 @@ def test_common_prefixes_are_what_a_loop_would_find(data):
 @given(lengths=st.lists(st.integers(1, 600), max_size=12))
 def test_packs_hold_every_slice_once_and_waste_little(lengths):
     """Law: each slice runs once, and a forward is either cheap or at most a fifth padding."""
-    slices = [PrefillSlice(row_id=RowId(n), token_ids=(0,) * k, is_last=True) for n, k in enumerate(lengths)]
+    slices = [Part(RowId(n), (0,) * k) for n, k in enumerate(lengths)]
     packs = pack_slices(slices)
     assert sorted(part.row_id for pack in packs for part in pack) == [part.row_id for part in slices]
     for pack in packs:
-        sizes = [len(part.token_ids) for part in pack]
+        sizes = [part.length for part in pack]
         padded = max(sizes) * len(sizes)
         assert len(pack) == 1 or padded <= max(128, 1.25 * sum(sizes))
+
+
+@given(
+    num_decodes=st.integers(0, 8), runs=st.lists(st.integers(2, 40), max_size=5), prompts=st.lists(st.integers(1, 9))
+)
+def test_runs_go_beside_decoding_rows_if_that_is_cheap(num_decodes, runs, prompts):
+    """Law: each row of a step is fed once, and rows that decode are padded to 32 positions together at most."""
+    decodes = tuple(RowId(n) for n in range(num_decodes))
+    known = tuple(KnownRun(row_id=RowId(10 + n), token_ids=(1,) * size) for n, size in enumerate(runs))
+    slices = tuple(
+        PrefillSlice(row_id=RowId(20 + n), token_ids=(2,) * size, is_last=n % 2 == 0) for n, size in enumerate(prompts)
+    )
+    beside, rest = pack_decodes(Step(slices, decodes, runs=known))
+    fed = {part.row_id: part for part in beside + rest}
+    assert len(fed) == len(beside + rest) == num_decodes + len(runs) + len(prompts)
+    assert all(fed[row_id].samples and not fed[row_id].token_ids for row_id in decodes)
+    assert all(fed[run.row_id].samples and not fed[run.row_id].is_prompt for run in known)
+    assert all(fed[part.row_id].samples == part.is_last and fed[part.row_id].is_prompt for part in slices)
+    assert {part.row_id for part in beside} >= set(decodes)
+    if len(beside) > num_decodes:
+        assert max(part.length for part in beside) * len(beside) <= 32

@@ -49,6 +49,7 @@ class EngineConfig:
         stop_timeout_s: seconds that an engine gets to stop, which includes saving its prefixes.
         handlers: type of an `Exclusive` or `Prepare` operation -> its handler.
         compile_grammar: compiles a request's grammar; None refuses requests that carry one.
+        jump_forward: whether tokens that a grammar forces are computed together instead of one a step.
         make_runner: makes the step runner of a loaded model; None takes `MlxStepRunner`.
         make_store: makes the prefix store of `prompt_cache_bytes`; None takes `headrace_kvcache.PrefixCache`.
     """
@@ -67,5 +68,6 @@ class EngineConfig:
     stop_timeout_s: float = field(default=DEFAULT_STOP_TIMEOUT_S, validator=validators.ge(0))
     handlers: Mapping[type, OperationHandler] = field(factory=dict[type, OperationHandler])
     compile_grammar: GrammarCompiler | None = None
+    jump_forward: bool = True
     make_runner: Callable[[LoadedModel, EngineConfig], StepRunner] | None = None
     make_store: Callable[[int], PrefixStore] | None = None

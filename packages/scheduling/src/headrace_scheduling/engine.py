@@ -263,7 +263,7 @@ class EngineLoop:
             self._copy(snapshot)
         if step.openings:
             step = self._seat(step)
-        if not (step.prefills or step.decodes):
+        if not step.has_forwards:
             return
         self._num_steps += 1
         self._num_prompt_tokens += sum(len(part.token_ids) for part in step.prefills)
@@ -301,9 +301,13 @@ class EngineLoop:
             if row_id in self._book:
                 self._release(row_id)
                 self._book.end(row_id, Failed(code="request_failed", message=reason))
-        for gain in self._scheduler.apply(result):
-            if gain.row_id in self._book and not self._book.take(gain):
-                self._retire(gain.row_id)
+        gains = self._scheduler.apply(result)
+        ended = [gain.row_id for gain in gains if gain.row_id in self._book and not self._book.take(gain)]
+        if ended and self._scheduler.prefixes.store is not None:
+            # What is copied for the store comes after the ends are told: no client waits for it.
+            self._publish()
+        for row_id in ended:
+            self._retire(row_id)
 
     # ---- rows that leave -------------------------------------------------------------------------------------
 

@@ -1,36 +1,79 @@
-"""Which prefill slices run in one forward, padded to the longest of them."""
+"""Which parts of rows run in one forward, padded to the longest of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attrs import frozen
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace_scheduling.steps import PrefillSlice
+    from headrace_scheduling.steps import RowId, Step
 
 # A forward of so few positions costs about the same however many of them are padding.
 _CHEAP_POSITIONS = 128
 # Otherwise at most a fifth of a forward's positions are padding.
 _MAX_WASTE = 1.25
+# Rows that decode wait for the padding of every step, so for them it has to be cheaper than another forward.
+_CHEAP_DECODE = 32
 
 
-def pack_slices(slices: Sequence[PrefillSlice]) -> list[list[PrefillSlice]]:
+@frozen
+class Part:
+    """What one row feeds in a step.
+
+    Attributes:
+        token_ids: in order; empty for the row's last sampled token, which may be unread.
+        samples: whether the token after them is sampled.
+        is_prompt: whether they are of the row's prompt.
+        converts: whether the row is converted after them.
+    """
+
+    row_id: RowId
+    token_ids: tuple[int, ...] = ()
+    samples: bool = True
+    is_prompt: bool = False
+    converts: bool = False
+
+    @property
+    def length(self) -> int:
+        """Positions that are fed."""
+        return len(self.token_ids) or 1
+
+
+def pack_decodes(step: Step) -> tuple[list[Part], list[Part]]:
+    """Return what runs in the forward of the rows that decode, and all else.
+
+    Runs of forced tokens go beside those rows if that takes few positions, and among the slices of prompts otherwise.
+    """
+    decodes = [Part(row_id) for row_id in step.decodes]
+    runs = [Part(run.row_id, run.token_ids) for run in step.runs]
+    slices = [
+        Part(part.row_id, part.token_ids, samples=part.is_last, is_prompt=True, converts=part.converts)
+        for part in step.prefills
+    ]
+    longest = max((part.length for part in runs), default=1)
+    if decodes and longest * (len(decodes) + len(runs)) <= _CHEAP_DECODE:
+        return decodes + runs, slices
+    return decodes, runs + slices
+
+
+def pack_slices(slices: Sequence[Part]) -> list[list[Part]]:
     """Group slices by length so that little is computed for padding; each group is one forward."""
-    packs: list[list[PrefillSlice]] = []
+    packs: list[list[Part]] = []
     num_tokens = 0
     for part in sorted(slices, key=_length, reverse=True):
-        length = len(part.token_ids)
         if packs:
-            padded = len(packs[-1][0].token_ids) * (len(packs[-1]) + 1)
-            if padded <= max(_CHEAP_POSITIONS, _MAX_WASTE * (num_tokens + length)):
+            padded = packs[-1][0].length * (len(packs[-1]) + 1)
+            if padded <= max(_CHEAP_POSITIONS, _MAX_WASTE * (num_tokens + part.length)):
                 packs[-1].append(part)
-                num_tokens += length
+                num_tokens += part.length
                 continue
         packs.append([part])
-        num_tokens = length
+        num_tokens = part.length
     return packs
 
 
-def _length(part: PrefillSlice) -> int:
-    return len(part.token_ids)
+def _length(part: Part) -> int:
+    return part.length

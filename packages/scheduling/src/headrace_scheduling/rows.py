@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve
 
-from headrace_scheduling.events import Cancelled, Failed, Finished, FinishReason, GenerateStats, RowEnd, TextDelta
+from headrace_scheduling.events import Cancelled, Failed, Finished, GenerateStats, RowEnd, TextDelta
 from headrace_scheduling.faults import log_fault
 from headrace_scheduling.messages import RowEvents
 from headrace_scheduling.steps import RowId
@@ -115,14 +115,15 @@ class RowBook:
         record = self._records[gain.row_id]
         if record.first_token_at is None:
             record.first_token_at = self._clock()
-        record.num_generated += gain.num_sampled
-        self.totals.num_generated_tokens += gain.num_sampled
-        record.sum_logprobs += sum(entry.logprob for entry in gain.logprobs)
         try:
-            delta, reason, stop = _advance(record, gain)
+            gain, delta, stop = _advance(record, gain)
         except Exception as error:  # noqa: BLE001 - a foreign decoder may raise anything; only its row ends
             self.fail_text(gain.row_id, error)
             return False
+        record.num_generated += gain.num_sampled
+        self.totals.num_generated_tokens += gain.num_sampled
+        record.sum_logprobs += sum(entry.logprob for entry in gain.logprobs)
+        reason = gain.finish_reason
         if delta is not None and (gain.logprobs or gain.row_id.choice):
             delta = evolve(delta, logprobs=gain.logprobs[: len(delta.token_ids)], choice=gain.row_id.choice)
         if gain.prompt_logprobs:
@@ -196,14 +197,30 @@ class RowBook:
         )
 
 
-def _advance(record: _Record, gain: RowTokens) -> tuple[TextDelta | None, FinishReason | None, str | None]:
+def _advance(record: _Record, gain: RowTokens) -> tuple[RowTokens, TextDelta | None, str | None]:
+    """Turn tokens into text; also return the gain up to the token that completed a stop string, and that string."""
     text = record.text
     assert text is not None, "a row gains tokens only after it was admitted"
-    delta = text.push(gain.token_ids) if gain.token_ids else None
-    reason = gain.finish_reason
-    if reason is not None and text.matched_stop is None:
-        rest = text.flush()
-        delta = rest if delta is None else delta.joined(rest)
-    if text.matched_stop is not None:
-        reason = "stop"
-    return delta, reason, text.matched_stop
+    delta: TextDelta | None = None
+    # Several at a time only where no token can end the text: what follows a stop string is not delivered.
+    pieces = [(token_id,) for token_id in gain.token_ids] if text.has_stops else [gain.token_ids]
+    for count, piece in enumerate(pieces, 1):
+        if piece:
+            delta = text.push(piece) if delta is None else delta.joined(text.push(piece))
+        if text.matched_stop is not None:
+            return _cut(gain, count), delta, text.matched_stop
+    if gain.finish_reason is not None:
+        delta = text.flush() if delta is None else delta.joined(text.flush())
+        if text.matched_stop is not None:
+            gain = evolve(gain, finish_reason="stop")
+    return gain, delta, text.matched_stop
+
+
+def _cut(gain: RowTokens, count: int) -> RowTokens:
+    return evolve(
+        gain,
+        token_ids=gain.token_ids[:count],
+        num_sampled=count,
+        logprobs=gain.logprobs[:count],
+        finish_reason="stop",
+    )

@@ -6,10 +6,11 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
-from attrs import define, field
+from attrs import evolve
 
-from headrace_sampling import BatchSampler, RowSampling, create_row_sampling, make_step_sampler
-from headrace_scheduling.packs import pack_slices
+from headrace_sampling import BatchSampler, create_row_sampling, make_step_sampler
+from headrace_scheduling.flights import Flight, Row, emitted, last_tokens, scored
+from headrace_scheduling.packs import Part, pack_decodes, pack_slices
 from headrace_scheduling.prompt_scores import PromptScores
 from headrace_scheduling.row_grammar import RowGrammar, advance
 from headrace_scheduling.seats import Seats, make_seats, measure_cache_spec
@@ -19,56 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace_kvcache import CacheSpec
-    from headrace_sampling import TokenLogprobs
-    from headrace_sampling.logprobs import StepLogprobs
     from headrace_scheduling.config import EngineConfig
-    from headrace_scheduling.ports import LoadedModel, RowContext, RuntimeModel
-    from headrace_scheduling.steps import CacheTraits, PrefillSlice, RowId, RowOpening, Snapshot
+    from headrace_scheduling.ports import LoadedModel, RuntimeModel
+    from headrace_scheduling.steps import CacheTraits, RowId, RowOpening, Snapshot
 
 _CLEAR_EVERY_STEPS = 256
-
-
-@define(eq=False)
-class _Row:
-    row_id: RowId
-    slot: int
-    sampling: RowSampling
-    context: RowContext | None
-    grammar: RowGrammar | None = None
-    scores: PromptScores | None = None
-    logprobs: list[TokenLogprobs] = field(factory=list)
-    # Where the row's last sampled token is: an array of a step's tokens, and the row's index in it.
-    tokens: mx.array | None = None
-    index: int = 0
-
-    def keep_logprobs(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        """Take what the sampling captured of an emitted token."""
-        del token_id
-        if logprobs is not None:
-            self.logprobs.append(logprobs)
-
-
-@define
-class _Flight:
-    """A step that was built.
-
-    Attributes:
-        rows, hidden: the rows that sample, and their last hidden positions `(B, 1, D)` in parts.
-        prefilled: hidden positions that are only computed.
-        tokens: `(B,) int32`, once the step is launched and if any row samples.
-        logprobs: of the rows that ask.
-    """
-
-    rows: list[_Row]
-    hidden: list[mx.array]
-    prefilled: list[mx.array]
-    tokens: mx.array | None = None
-    logprobs: StepLogprobs | None = None
-    is_launched: bool = False
-
-    @property
-    def has_grammar(self) -> bool:
-        return any(row.grammar is not None for row in self.rows)
 
 
 class MlxStepRunner:
@@ -82,18 +38,22 @@ class MlxStepRunner:
         launches_early: whether to enqueue a step while the one before it is unread. That keeps a GPU busy. On the CPU
             enqueueing waits for most of the work, so there the step is only built, and enqueued after the read.
             None decides by the default device.
+        jumps_forward: whether tokens that a grammar forces are fed together.
     """
 
-    def __init__(self, model: RuntimeModel, seats: Seats, *, launches_early: bool | None = None) -> None:
+    def __init__(
+        self, model: RuntimeModel, seats: Seats, *, launches_early: bool | None = None, jumps_forward: bool = True
+    ) -> None:
         self._model = model
         self._seats = seats
         self._vocab_size = model.config.vocab_size
         self._launches_early = mx.default_device() == mx.Device(mx.gpu) if launches_early is None else launches_early
+        self._jumps_forward = jumps_forward
         self._sampler = BatchSampler()
         self._spec: CacheSpec | None = None
         self._num_steps = 0
-        self._rows: dict[RowId, _Row] = {}
-        self._flights: deque[_Flight] = deque()
+        self._rows: dict[RowId, Row] = {}
+        self._flights: deque[Flight] = deque()
 
     @property
     def num_in_flight(self) -> int:
@@ -121,7 +81,11 @@ class MlxStepRunner:
 
     def seat(self, opening: RowOpening) -> None:
         """Give a row a slot, with what it begins with."""
-        grammar = None if opening.grammar is None else RowGrammar(opening.grammar, self._vocab_size)
+        grammar = None
+        if opening.grammar is not None:
+            # A token that is not sampled has no log-probability.
+            looks_ahead = self._jumps_forward and opening.sampling.logprobs is None
+            grammar = RowGrammar(opening.grammar, self._vocab_size, looks_ahead=looks_ahead)
         sampler = make_step_sampler(
             opening.sampling,
             vocab_size=self._vocab_size,
@@ -135,7 +99,7 @@ class MlxStepRunner:
         scores = None
         if opening.prompt_logprobs is not None:
             scores = PromptScores(opening.prompt_ids, opening.prompt_logprobs, self._vocab_size)
-        row = _Row(opening.row_id, slot, create_row_sampling(sampler), context, grammar, scores)
+        row = Row(opening.row_id, slot, create_row_sampling(sampler), context, grammar, scores)
         if sampler.captures_logprobs:
             row.sampling.on_token = row.keep_logprobs
         self._rows[opening.row_id] = row
@@ -165,15 +129,13 @@ class MlxStepRunner:
     def dispatch(self, step: Step) -> None:
         """Build a step, and enqueue it as far as the device allows."""
         self._launch_built()
-        flight = _Flight([], [], [])
-        if step.decodes:
-            # A view names its rows in ascending order of slot.
-            flight.rows = sorted((self._rows[row_id] for row_id in step.decodes), key=_slot_of)
-            flight.hidden.append(self._forward(self._last_tokens(flight.rows)[:, None], flight.rows))
-        for pack in pack_slices(step.prefills):
-            self._prefill(pack, flight)
+        flight = Flight([], [], [], {run.row_id: run.token_ids[1:] for run in step.runs})
+        decodes, slices = pack_decodes(step)
+        for pack in ([decodes] if decodes else []) + pack_slices(slices):
+            self._append(pack, flight)
         self._flights.append(flight)
         if len(self._flights) == 1:
+            self._take_known(flight)
             self._launch(flight)
         elif self._launches_early:
             self._launch_early(flight)
@@ -187,70 +149,87 @@ class MlxStepRunner:
             mx.eval(flight.prefilled)
             return StepResult({})
         values: list[int] = flight.tokens.tolist()  # pyright: ignore[reportAssignmentType]
-        tokens = {row.row_id: (value,) for row, value in zip(flight.rows, values, strict=True)}
-        return StepResult(
-            tokens,
-            {} if flight.logprobs is None else _emitted(flight.rows, values),
-            complete=self._advance_grammars(flight, values) if flight.has_grammar else frozenset(),
-            errors={row.row_id: row.grammar.error for row in flight.rows if row.grammar and row.grammar.error},
-            prompt_logprobs=_scored(flight.rows),
+        gained = {
+            row.row_id: (*flight.runs.get(row.row_id, ()), value)
+            for row, value in zip(flight.rows, values, strict=True)
+        }
+        result = StepResult(
+            gained,
+            {} if flight.logprobs is None else emitted(flight.rows, values),
+            prompt_logprobs=scored(flight.rows),
+        )
+        return self._advance_grammars(flight, values, result) if flight.has_grammar else result
+
+    def _advance_grammars(self, flight: Flight, values: Sequence[int], result: StepResult) -> StepResult:
+        """Let grammars accept what was read, start their next masks, and add to the result what they say."""
+        pairs = zip(flight.rows, values, strict=True)
+        bound = [(row, row.grammar, value) for row, value in pairs if row.grammar is not None]
+        advance([grammar for _, grammar, _ in bound], [value for _, _, value in bound])
+        known = {row.row_id: grammar.known for row, grammar, _ in bound}
+        complete = frozenset(row.row_id for row, grammar, _ in bound if grammar.ends_known)
+        if self._flights:
+            self._take_known(self._flights[0])
+        return evolve(
+            result,
+            tokens={
+                row_id: (*tokens, *known[row_id]) if row_id in complete else tokens
+                for row_id, tokens in result.tokens.items()
+            },
+            complete=complete,
+            forced={row_id: tokens for row_id, tokens in known.items() if tokens and row_id not in complete},
+            errors={row.row_id: grammar.error for row, grammar, _ in bound if grammar.error},
         )
 
-    def _advance_grammars(self, flight: _Flight, values: Sequence[int]) -> frozenset[RowId]:
-        """Let grammars accept what was read, start their next masks, and return the rows that are complete."""
-        bound = [(row, value) for row, value in zip(flight.rows, values, strict=True) if row.grammar is not None]
-        grammars = [row.grammar for row, _ in bound if row.grammar is not None]
-        advance(grammars, [value for _, value in bound])
-        return frozenset(row.row_id for row, _ in bound if row.grammar is not None and row.grammar.only_ends)
+    def _take_known(self, flight: Flight) -> None:
+        """Let rows go on by the forced tokens of their runs, once all before them is read."""
+        for row in flight.rows:
+            token_ids = flight.runs.get(row.row_id)
+            if token_ids and row.grammar is not None:
+                row.sampling.fill(token_ids)
+                for token_id in token_ids:
+                    row.grammar.accept(token_id)
 
     # ---- building --------------------------------------------------------------------------------------------
 
-    def _prefill(self, parts: Sequence[PrefillSlice], flight: _Flight) -> None:
-        """Append slices, padded on the right to the longest; the head never sees a whole prompt."""
+    def _append(self, parts: Sequence[Part], flight: Flight) -> None:
+        """Append parts of rows, padded on the right to the longest; the head never sees a whole prompt."""
         placed = sorted(((self._rows[part.row_id], part) for part in parts), key=_slot_of_placed)
         rows = [row for row, _ in placed]
-        parts = [part for _, part in placed]
-        lengths = [len(part.token_ids) for part in parts]
-        longest = max(lengths)
-        ids = mx.array([part.token_ids + (0,) * (longest - len(part.token_ids)) for part in parts], dtype=mx.int32)
-        hidden = self._forward(ids, rows, lengths=lengths)
-        ending = [index for index, part in enumerate(parts) if part.is_last]
-        chosen = ending or range(len(parts))
-        if len(parts) == 1:
-            last = hidden[:, -1:]
-        else:
-            last = hidden[mx.array(list(chosen)), mx.array([lengths[index] - 1 for index in chosen])][:, None]
-        if ending:
-            flight.rows.extend(rows[index] for index in ending)
+        lengths = [part.length for _, part in placed]
+        hidden = self._forward(self._ids(placed, max(lengths)), rows, lengths=lengths)
+        sampling = [index for index, (_, part) in enumerate(placed) if part.samples]
+        last = _last_positions(hidden, lengths, sampling or range(len(rows)))
+        if sampling:
+            flight.rows.extend(rows[index] for index in sampling)
             flight.hidden.append(last)
         else:
             flight.prefilled.append(last)
         for index, (row, part) in enumerate(placed):
-            if row.scores is not None:
+            if row.scores is not None and part.is_prompt:
                 row.scores.take(hidden[index : index + 1, : lengths[index]], self._model.logits_from_hidden)
             if part.converts:
                 self._seats.batch.convert(row.slot)
 
-    def _forward(self, ids: mx.array, rows: Sequence[_Row], *, lengths: Sequence[int] | None = None) -> mx.array:
+    def _ids(self, placed: Sequence[tuple[Row, Part]], longest: int) -> mx.array:
+        """Return the tokens to feed, `(B, longest) int32`: known ones, or rows' last sampled ones, without a read."""
+        unread = [row for row, part in placed if not part.token_ids]
+        if len(unread) == len(placed):
+            return last_tokens(unread)[:, None]
+        ids = mx.array([(*part.token_ids, *(0,) * (longest - len(part.token_ids))) for _, part in placed], mx.int32)
+        if unread:
+            places = mx.array([index for index, (_, part) in enumerate(placed) if not part.token_ids])
+            ids[places, 0] = last_tokens(unread)
+        return ids
+
+    def _forward(self, ids: mx.array, rows: Sequence[Row], *, lengths: Sequence[int]) -> mx.array:
         num_tokens = ids.shape[1]
         slots = tuple(row.slot for row in rows)
         contexts = [row.context for row in rows]
         context = None if all(each is None for each in contexts) else self._model.batch_context(contexts)
-        views = self._seats.batch.view(slots, num_tokens, lengths=lengths)
+        views = self._seats.batch.view(slots, num_tokens, lengths=None if num_tokens == 1 else lengths)
         hidden = self._model.forward_hidden(ids, views, context=context)
-        self._seats.batch.advance(slots, num_tokens if lengths is None else lengths)
+        self._seats.batch.advance(slots, 1 if num_tokens == 1 else lengths)
         return hidden
-
-    def _last_tokens(self, rows: Sequence[_Row]) -> mx.array:
-        """Return the rows' last sampled tokens `(B,)` without reading them."""
-        source = rows[0].tokens
-        if any(row.tokens is not source for row in rows):
-            return mx.concatenate([_token_of(row) for row in rows])
-        assert source is not None, "a row decodes only after its prompt"
-        indices = [row.index for row in rows]
-        if indices == list(range(source.shape[0])):
-            return source
-        return source[mx.array(indices)]
 
     # ---- the device ------------------------------------------------------------------------------------------
 
@@ -258,7 +237,7 @@ class MlxStepRunner:
         for flight in self._flights:
             self._launch(flight)
 
-    def _launch(self, flight: _Flight) -> None:
+    def _launch(self, flight: Flight) -> None:
         if not flight.is_launched:
             flight.is_launched = True
             self._sample(flight)
@@ -266,14 +245,14 @@ class MlxStepRunner:
             captured = () if flight.logprobs is None else flight.logprobs.arrays
             mx.async_eval(*([] if flight.tokens is None else [flight.tokens]), *captured, *flight.prefilled)
 
-    def _launch_early(self, flight: _Flight) -> None:
+    def _launch_early(self, flight: Flight) -> None:
         """Enqueue a step while the one before it is unread: all of it, or its forward if a grammar waits for tokens."""
         if flight.has_grammar:
             mx.async_eval(*flight.hidden, *flight.prefilled)
         else:
             self._launch(flight)
 
-    def _sample(self, flight: _Flight) -> None:
+    def _sample(self, flight: Flight) -> None:
         """Sample a step's rows. Only now: some filters read flags, which computes the step's forward."""
         if not flight.rows:
             return
@@ -291,39 +270,21 @@ class MlxStepRunner:
             mx.clear_cache()
 
 
-def _slot_of(row: _Row) -> int:
-    return row.slot
-
-
-def _slot_of_placed(placed: tuple[_Row, PrefillSlice]) -> int:
+def _slot_of_placed(placed: tuple[Row, Part]) -> int:
+    # A view names its rows in ascending order of slot.
     return placed[0].slot
 
 
-def _token_of(row: _Row) -> mx.array:
-    assert row.tokens is not None, "a row decodes only after its prompt"
-    return row.tokens[row.index : row.index + 1]
-
-
-def _emitted(rows: Sequence[_Row], values: Sequence[int]) -> dict[RowId, tuple[TokenLogprobs, ...]]:
-    """Emit the tokens of the rows that capture, and return what was captured."""
-    found: dict[RowId, tuple[TokenLogprobs, ...]] = {}
-    for row, value in zip(rows, values, strict=True):
-        if row.sampling.sampler.captures_logprobs:
-            row.sampling.emit(value)
-            found[row.row_id] = tuple(row.logprobs)
-            row.logprobs.clear()
-    return found
-
-
-def _scored(rows: Sequence[_Row]) -> dict[RowId, tuple[TokenLogprobs, ...]]:
-    """Hand over the scores of the prompts that have ended: each once, with its row's first token."""
-    found: dict[RowId, tuple[TokenLogprobs, ...]] = {}
-    for row in rows:
-        if row.scores is not None:
-            found[row.row_id], row.scores = row.scores.entries(), None
-    return found
+def _last_positions(hidden: mx.array, lengths: Sequence[int], chosen: Sequence[int]) -> mx.array:
+    """Return the last real position of some rows, `(B, 1, D)`."""
+    if len(lengths) == 1:
+        return hidden[:, -1:]
+    if hidden.shape[1] == 1 and len(chosen) == len(lengths):
+        return hidden
+    return hidden[mx.array(list(chosen)), mx.array([lengths[index] - 1 for index in chosen])][:, None]
 
 
 def make_mlx_runner(loaded: LoadedModel, config: EngineConfig) -> MlxStepRunner:
     """Make the runner of a loaded model; the default of `EngineConfig.make_runner`."""
-    return MlxStepRunner(loaded.model, make_seats(loaded.model, config.kv_scheme, max_rows=config.max_rows))
+    seats = make_seats(loaded.model, config.kv_scheme, max_rows=config.max_rows)
+    return MlxStepRunner(loaded.model, seats, jumps_forward=config.jump_forward)

@@ -22,6 +22,7 @@ class RunningRow:
         num_prefilled: prompt tokens that it holds or that were dispatched.
         num_dispatched: tokens whose sampling was dispatched.
         reply: tokens sampled so far, a final EOS included.
+        forced: tokens that must come next.
         first_chunk: prompt tokens after which it is converted; 0 if it never is, or is already.
         is_converted: whether it is in the form that it keeps.
         cuts: prompt positions at which a slice must end, because the row is copied or converted there.
@@ -35,6 +36,7 @@ class RunningRow:
     num_prefilled: int = 0
     num_dispatched: int = 0
     reply: list[int] = field(factory=list)
+    forced: tuple[int, ...] = ()
     first_chunk: int = 0
     is_converted: bool = True
     cuts: set[int] = field(factory=set)
@@ -67,7 +69,17 @@ class RunningRow:
     def fed_tokens(self) -> tuple[int, ...]:
         """Return the tokens of all positions that the slot holds. What was fed is known before it is fed again."""
         prompt = self.spec.prompt_ids[: self.num_prefilled]
-        return prompt + tuple(self.reply[: self.num_fed - len(prompt)])
+        return prompt + (*self.reply, *self.forced)[: self.num_fed - len(prompt)]
+
+    def next_run(self, num_tokens: int) -> tuple[int, ...]:
+        """Return the tokens of the reply that are known and not fed yet, at most so many; empty if one goes as well."""
+        if not self.forced:
+            return ()
+        begin = self.num_dispatched - 1
+        # The token after them is sampled, so that much of the limit is left.
+        end = begin + min(num_tokens, self.spec.max_tokens - self.num_dispatched)
+        run = (*self.reply, *self.forced)[begin:end]
+        return run if len(run) > 1 else ()
 
     def next_slice(self, num_tokens: int) -> PrefillSlice:
         """Count the next `num_tokens` of the prompt as dispatched and return their slice."""
@@ -85,7 +97,7 @@ class RunningRow:
         )
 
     def gain(self, result: StepResult) -> RowTokens | None:
-        """Count what a step sampled, cut at EOS and at the limit; None once the row has reached its end."""
+        """Count what a step gave, cut at EOS and at the limit; None once the row has reached its end."""
         row_id, spec = self.spec.row_id, self.spec
         room = spec.max_tokens - len(self.reply)
         if room <= 0:
@@ -97,9 +109,10 @@ class RunningRow:
             if token_id in spec.eos_token_ids:
                 delivered, taken, reason = taken[:index], taken[: index + 1], "stop"
                 break
-        if reason != "stop" and row_id in result.complete:
+        if reason != "stop" and row_id in result.complete and len(result.tokens[row_id]) <= room:
             reason = "stop"
         self.reply.extend(taken)
+        self.forced = result.forced.get(row_id, ())
         logprobs = result.logprobs.get(row_id, ())[: len(taken)]
         return RowTokens(
             row_id=row_id,

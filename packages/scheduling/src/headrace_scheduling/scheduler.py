@@ -15,7 +15,7 @@ from headrace_scheduling.prefill import deal_tokens
 from headrace_scheduling.prefixes import Prefixes
 from headrace_scheduling.running import RunningRow
 from headrace_scheduling.sharing import MIN_SHARED, shared_length
-from headrace_scheduling.steps import CacheTraits, RowOpening, SharedPrefix, Snapshot, Step
+from headrace_scheduling.steps import CacheTraits, KnownRun, RowOpening, SharedPrefix, Snapshot, Step
 from headrace_scheduling.waiting import WaitingQueue
 
 if TYPE_CHECKING:
@@ -154,20 +154,39 @@ class BatchScheduler:
 
     def schedule(self) -> Step | None:
         """Plan the next step, admitting what fits; None when no row can do anything before results are applied."""
-        decodes = [row_id for row_id, row in self._rows.items() if row.can_decode and self._may_grow(row)]
+        decodes, runs = self._continue()
         openings = self._admit()
         # After admission, which finds new followers, and before slices: a row that cannot be cut back is copied where
         # it stands. Rows that are seated in this very step hold nothing yet that could be copied.
         snapshots = self._due_snapshots(frozenset(opening.row_id for opening in openings))
-        prefills = self._prefill()
+        prefills = self._prefill(self.prefill_chunk - sum(len(run.token_ids) for run in runs))
         for row_id in decodes:
             self._rows[row_id].num_dispatched += 1
-        if not (prefills or decodes or snapshots):
-            return None
-        return Step(prefills, tuple(decodes), openings, snapshots)
+        for run in runs:
+            self._rows[run.row_id].num_dispatched += len(run.token_ids)
+        step = Step(prefills, tuple(decodes), openings, snapshots, tuple(runs))
+        return step if step.has_forwards or snapshots else None
 
-    def _may_grow(self, row: RunningRow) -> bool:
-        return self.budget is None or self.budget.grow(row.spec.row_id, row.num_fed + 1)
+    def _continue(self) -> tuple[list[RowId], list[KnownRun]]:
+        """Choose the rows that go on, by a token or by a run. Runs take the room of prompts, at most half of it."""
+        decodes: list[RowId] = []
+        runs: list[KnownRun] = []
+        room = self.prefill_chunk // 2
+        for row_id, row in self._rows.items():
+            if not row.can_decode:
+                continue
+            run = row.next_run(room)
+            if not self._may_grow(row, len(run) or 1):
+                continue
+            if run:
+                runs.append(KnownRun(row_id=row_id, token_ids=run))
+                room -= len(run)
+            else:
+                decodes.append(row_id)
+        return decodes, runs
+
+    def _may_grow(self, row: RunningRow, num_tokens: int) -> bool:
+        return self.budget is None or self.budget.grow(row.spec.row_id, row.num_fed + num_tokens)
 
     def _due_snapshots(self, opened: frozenset[RowId]) -> tuple[Snapshot, ...]:
         due: list[Snapshot] = []
@@ -300,9 +319,9 @@ class BatchScheduler:
 
     # ---- prefill ---------------------------------------------------------------------------------------------
 
-    def _prefill(self) -> tuple[PrefillSlice, ...]:
+    def _prefill(self, num_tokens: int) -> tuple[PrefillSlice, ...]:
         rows = [row for row in self._rows.values() if row.is_prefilling]
-        shares = deal_tokens([row.num_next for row in rows], self.prefill_chunk)
+        shares = deal_tokens([row.num_next for row in rows], num_tokens)
         return tuple(row.next_slice(share) for row, share in zip(rows, shares, strict=True) if share)
 
     # ---- results ---------------------------------------------------------------------------------------------

@@ -129,6 +129,19 @@ class PrefillSlice:
 
 
 @frozen(kw_only=True)
+class KnownRun:
+    """Tokens of a reply that are fed together, because a grammar forces them.
+
+    Attributes:
+        token_ids: at least two: one that an earlier step sampled or is about to, and those that must follow it. They
+            are fed, and the token after them is sampled.
+    """
+
+    row_id: RowId
+    token_ids: tuple[int, ...]
+
+
+@frozen(kw_only=True)
 class Snapshot:
     """A copy to make of a row's first positions, before the step's forwards.
 
@@ -149,18 +162,26 @@ class Step:
     Attributes:
         prefills: slices of prompts, oldest row first.
         decodes: rows that feed their last sampled token, which may be unread, and sample the next.
+        runs: rows that feed several tokens instead.
     """
 
     prefills: tuple[PrefillSlice, ...] = ()
     decodes: tuple[RowId, ...] = ()
     openings: tuple[RowOpening, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
+    runs: tuple[KnownRun, ...] = ()
+
+    @property
+    def has_forwards(self) -> bool:
+        """Whether anything is computed."""
+        return bool(self.prefills or self.decodes or self.runs)
 
     def without(self, row_ids: frozenset[RowId]) -> Step:
         """Return the step without the forwards of some rows."""
         return Step(
             tuple(part for part in self.prefills if part.row_id not in row_ids),
             tuple(row_id for row_id in self.decodes if row_id not in row_ids),
+            runs=tuple(run for run in self.runs if run.row_id not in row_ids),
         )
 
 
@@ -169,9 +190,11 @@ class StepResult:
     """What one step sampled.
 
     Attributes:
-        tokens: row -> a list, because a later issue accepts several tokens a step.
+        tokens: row -> what it gained: what was known of a run, then the sampled token, then what is known to come
+            before the end of a complete row.
         logprobs: row -> one per token, for the rows that ask.
         complete: rows whose grammar lets nothing but the end follow.
+        forced: row -> what its grammar forces next, of rows that are not complete.
         errors: rows that could not sample, and why; the others are not affected.
         prompt_logprobs: row -> one per prompt token after the first, with the row's first token, if it asks.
     """
@@ -179,6 +202,7 @@ class StepResult:
     tokens: Mapping[RowId, tuple[int, ...]]
     logprobs: Mapping[RowId, tuple[TokenLogprobs, ...]] = field(factory=dict)
     complete: frozenset[RowId] = frozenset()
+    forced: Mapping[RowId, tuple[int, ...]] = field(factory=dict)
     errors: Mapping[RowId, str] = field(factory=dict)
     prompt_logprobs: Mapping[RowId, tuple[TokenLogprobs, ...]] = field(factory=dict)
 

@@ -31,6 +31,11 @@ class TextStream:
         self._held = ""
         self.matched_stop: str | None = None
 
+    @property
+    def has_stops(self) -> bool:
+        """Whether a stop string may end the text."""
+        return bool(self._stop)
+
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Take the next tokens and return what they made final; no text after a match."""
         if self.matched_stop is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from attrs import define
 
-from headrace_scheduling.steps import CacheTraits, RowId, RowOpening, SharedPrefix, Snapshot, Step, StepResult
+from headrace_scheduling.steps import CacheTraits, KnownRun, RowId, RowOpening, SharedPrefix, Snapshot, Step, StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +36,7 @@ class FakeStepRunner:
 
     Args:
         next_token: from a row's tokens so far and the length of its prompt.
+        is_forced: from the same, whether a grammar would leave that token alone open.
         failing_dispatches: numbers of the dispatches, counted from 0, that raise.
         failing_collects: the same for collects.
         failing_seats: the same for rows that are seated.
@@ -56,6 +57,7 @@ class FakeStepRunner:
         self,
         *,
         next_token: Callable[[Sequence[int], int], int] = repeat_prompt,
+        is_forced: Callable[[Sequence[int], int], bool] | None = None,
         failing_dispatches: frozenset[int] = frozenset(),
         failing_collects: frozenset[int] = frozenset(),
         failing_seats: frozenset[int] = frozenset(),
@@ -68,6 +70,7 @@ class FakeStepRunner:
         bytes_per_token: int = 1,
     ) -> None:
         self._next_token = next_token
+        self._is_forced = is_forced
         self._faults = {
             "dispatch": failing_dispatches,
             "collect": failing_collects,
@@ -79,7 +82,7 @@ class FakeStepRunner:
         self._on_step = on_step
         self._bytes_per_token = bytes_per_token
         self._slots: dict[RowId, _Slot] = {}
-        self._in_flight: deque[dict[RowId, tuple[int, ...]]] = deque()
+        self._in_flight: deque[dict[RowId, tuple[_Slot, int, int]]] = deque()
         self.traits = CacheTraits(can_trim=can_trim, first_chunk=first_chunk)
         self.serial_reasons = serial_reasons
         self.num_resets = 0
@@ -137,11 +140,14 @@ class FakeStepRunner:
             self._on_step(step)
         self._maybe_exit(step)
         self._maybe_fail("dispatch")
-        tokens: dict[RowId, tuple[int, ...]] = {}
+        # Where in a row's history its new tokens are.
+        tokens: dict[RowId, tuple[_Slot, int, int]] = {}
         for row_id in step.decodes:
             slot = self._slots[row_id]
             slot.num_fed += 1
             tokens[row_id] = self._sample(slot)
+        for run in step.runs:
+            tokens[run.row_id] = self._feed(run)
         for part in step.prefills:
             slot = self._slots[part.row_id]
             slot.history.extend(part.token_ids)
@@ -157,7 +163,9 @@ class FakeStepRunner:
     def collect(self) -> StepResult:
         tokens = self._in_flight.popleft()
         self._maybe_fail("collect")
-        return StepResult(tokens)
+        gained = {row_id: tuple(slot.history[begin:end]) for row_id, (slot, begin, end) in tokens.items()}
+        forced = {row_id: self._forced(slot, end) for row_id, (slot, _, end) in tokens.items()}
+        return StepResult(gained, forced={row_id: ids for row_id, ids in forced.items() if ids})
 
     def release(self, row_id: RowId) -> None:
         del self._slots[row_id]
@@ -167,9 +175,29 @@ class FakeStepRunner:
         self._slots.clear()
         self._in_flight.clear()
 
-    def _sample(self, slot: _Slot) -> tuple[int, ...]:
+    def _sample(self, slot: _Slot) -> tuple[_Slot, int, int]:
         slot.history.append(self._next_token(slot.history, slot.num_prompt))
-        return (slot.history[-1],)
+        end = len(slot.history)
+        return slot, end - 1, end
+
+    def _feed(self, run: KnownRun) -> tuple[_Slot, int, int]:
+        slot = self._slots[run.row_id]
+        begin = len(slot.history)
+        if len(run.token_ids) < 2 or slot.history[slot.num_fed :] != [run.token_ids[0]]:
+            raise RuntimeError(f"{run} does not go on after {slot.history[slot.num_fed :]}")
+        if self._forced(slot, begin)[: len(run.token_ids) - 1] != run.token_ids[1:]:
+            raise RuntimeError(f"{run} holds tokens that are not forced")
+        slot.history.extend(run.token_ids[1:])
+        slot.num_fed += len(run.token_ids)
+        _, _, end = self._sample(slot)
+        return slot, begin, end
+
+    def _forced(self, slot: _Slot, length: int) -> tuple[int, ...]:
+        """Return what is forced after the first `length` tokens of a row, at most eight."""
+        history = slot.history[:length]
+        while self._is_forced is not None and len(history) < length + 8 and self._is_forced(history, slot.num_prompt):
+            history.append(self._next_token(history, slot.num_prompt))
+        return tuple(history[length:])
 
     def _maybe_fail(self, what: str) -> None:
         number = self._counts[what]
