@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 from attrs import frozen
@@ -40,6 +41,7 @@ class ByteCodec(FakeCodec):
     """Bytes; completions only."""
 
     has_chat_template = False
+    special_tokens: ClassVar = {}
 
     def prepare_chat(self, messages: object, **options: object) -> object:
         raise ValueError("the null model has no chat template")

@@ -3,6 +3,7 @@
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -31,6 +32,7 @@ class ToyCodec(FakeCodec):
     """Bytes, with the bare contents of a chat as its template."""
 
     has_chat_template = True
+    special_tokens: ClassVar = {}
 
     def template_source(self, *, with_tools):
         return ""

@@ -43,6 +43,7 @@ class FakeCodec:
     """Encodes each character as one id; `chats` records what templates were asked to render."""
 
     has_chat_template: bool = True
+    special_tokens: dict = field(factory=lambda: {"eos_token": "<end>"})
     refusal: Exception | None = None
     chats: list = field(factory=list)
     tools: list = field(factory=list)

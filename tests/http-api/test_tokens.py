@@ -130,3 +130,22 @@ async def test_models_and_unknown_fields(client, models, url, body):
     assert (await client.post(url, json=body | {"model": "gpt-4"})).status_code == 404
     assert (await client.post(url, json=body | {"colour": 1})).headers["x-headrace-ignored"] == "colour"
     assert models.num_leases == 0
+
+
+async def test_tokenizer_info(client, models):
+    """What a client needs to count and render by itself, by vLLM's names."""
+    models.codec.template = "{{ messages }}"
+    body = (await client.get("/tokenizer_info")).json()
+    unknown = await client.get("/tokenizer_info", params={"model": "gpt-4"})
+
+    assert body == {
+        "model": "org/tiny",
+        "model_max_length": 512,
+        "vocab_size": 1000,
+        "bos_token": None,
+        "eos_token": "<end>",
+        "pad_token": None,
+        "unk_token": None,
+        "chat_template": "{{ messages }}",
+    }
+    assert unknown.status_code == 404

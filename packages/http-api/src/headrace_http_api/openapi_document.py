@@ -1,7 +1,7 @@
 """The OpenAPI document: what each route takes, by the classes that validate, and what it answers."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from attrs import frozen
 from starlette.requests import Request
@@ -32,6 +32,7 @@ class Operation:
         body: class of the request's body; None for a GET.
         streams: it can answer with events, too.
         refusals: further statuses and the names of their schemas, where they are no errors.
+        query: names of its optional query parameters, which are texts.
     """
 
     path: str
@@ -40,6 +41,7 @@ class Operation:
     body: type | None = None
     streams: bool = False
     refusals: tuple[tuple[int, str], ...] = ()
+    query: tuple[str, ...] = ()
 
     @property
     def method(self) -> str:
@@ -53,6 +55,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("/tokenize", "Show a text or a conversation as tokens", "Tokens", TokenizeRequest),
     Operation("/detokenize", "Show tokens as text", "DetokenizedText", DetokenizeRequest),
     Operation("/apply-template", "Show a conversation as a prompt", "RenderedPrompt", ApplyTemplateRequest),
+    Operation("/tokenizer_info", "Special tokens and chat template", "TokenizerInfo", query=("model",)),
     Operation("/signal", "Show how the next token's candidates spread", "Signal", SignalRequest),
     Operation("/generate", "Draw samples by a curve", "CurveSamples", CurveRequest),
     Operation("/v1", "Name, version, default model and paths", "About"),
@@ -111,14 +114,20 @@ def _operation(operation: Operation) -> Schema:
             "default": _response("Refused or failed; `param` is the path of the field at fault", "Error"),
         },
     }
-    if "{model_id}" in operation.path:
-        described["parameters"] = [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    parameters = [_parameter("model_id", "path")] if "{model_id}" in operation.path else []
+    parameters += [_parameter(name, "query") for name in operation.query]
+    if parameters:
+        described["parameters"] = parameters
     if operation.body is not None:
         described["requestBody"] = {
             "required": True,
             "content": {_JSON: {"schema": reference(operation.body.__name__)}},
         }
     return described
+
+
+def _parameter(name: str, place: Literal["path", "query"]) -> Schema:
+    return {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
 
 
 def _response(description: str, answer: str) -> Schema:

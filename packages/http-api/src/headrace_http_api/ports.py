@@ -57,6 +57,11 @@ class ChatCodec(Protocol):
     @property
     def has_chat_template(self) -> bool: ...
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Names of special tokens, such as `eos_token`, and their texts."""
+        ...
+
     def template_source(self, *, with_tools: bool) -> str:
         """Return the text of the chat template that renders conversations with or without tools; empty without one."""
         ...

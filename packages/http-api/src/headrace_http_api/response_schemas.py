@@ -107,6 +107,18 @@ _TOKENS = _object(
         "token_strs": _or_null(_array(_TEXT)),
     }
 )
+_TOKENIZER = _object(
+    {
+        "model": _TEXT,
+        "model_max_length": _COUNT,
+        "vocab_size": _COUNT,
+        "bos_token": _NAME,
+        "eos_token": _NAME,
+        "pad_token": _NAME,
+        "unk_token": _NAME,
+        "chat_template": _NAME,
+    }
+)
 _SIGNAL = _object(
     {
         "model": _TEXT,
@@ -162,6 +174,7 @@ COMPONENTS: Mapping[str, Schema] = {
     "Tokens": _TOKENS,
     "DetokenizedText": _object({"prompt": _TEXT, "content": _TEXT}),
     "RenderedPrompt": _object({"prompt": _TEXT}),
+    "TokenizerInfo": _TOKENIZER,
     "Signal": _SIGNAL,
     "CurveSamples": _SAMPLES,
     "About": _object({"name": _TEXT, "version": _TEXT, "model": _NAME, "endpoints": _array(_TEXT)}),

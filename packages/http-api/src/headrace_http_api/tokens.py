@@ -1,4 +1,4 @@
-"""`POST /tokenize`, `/detokenize` and `/apply-template`: what the model reads, without a word generated.
+"""`/tokenize`, `/detokenize`, `/apply-template` and `/tokenizer_info`: what the model reads, nothing generated.
 
 The bodies are vLLM's and llama.cpp's together.
 """
@@ -67,8 +67,15 @@ def routes(services: ApiServices) -> Sequence[BaseRoute]:
             text = await _work(lambda: _render(served, request), is_long=True)
         return JSONResponse({"prompt": text}, headers=headers)
 
+    async def tokenizer_info(http: Request) -> JSONResponse:
+        async with services.models.lease(http.query_params.get("model")) as served:
+            return JSONResponse(_tokenizer_info(served))
+
     handlers = {"/tokenize": tokenize, "/detokenize": detokenize, "/apply-template": apply_template}
-    return [Route(path, handler, methods=["POST"]) for path, handler in handlers.items()]
+    return [
+        *(Route(path, handler, methods=["POST"]) for path, handler in handlers.items()),
+        Route("/tokenizer_info", tokenizer_info),
+    ]
 
 
 async def _work(work: Callable[[], T], *, is_long: bool) -> T:
@@ -86,6 +93,17 @@ def _tokenized(served: ServedModel, request: TokenizeRequest) -> dict[str, objec
         "max_model_len": served.config.max_context,
         "tokens": [{"id": one, "piece": _piece(pieces[one])} for one in ids] if request.with_pieces else ids,
         "token_strs": [pieces[one].decode(errors="replace") for one in ids] if request.return_token_strs else None,
+    }
+
+
+def _tokenizer_info(served: ServedModel) -> dict[str, object]:
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    return {
+        "model": served.name,
+        "model_max_length": served.config.max_context,
+        "vocab_size": served.config.vocab_size,
+        **{name: served.codec.special_tokens.get(name) for name in names},
+        "chat_template": served.codec.template_source(with_tools=False) or None,
     }
 
 

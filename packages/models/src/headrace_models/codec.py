@@ -47,6 +47,7 @@ class Codec:
         eos_token_ids: ids that end a reply.
         vocab_size: number of tokens, added ones included; a model's head may be padded beyond it.
         identity: sha256 over vocabulary, special tokens and templates.
+        special_tokens: their names in templates, such as `bos_token`, and their texts.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Codec:
         self.eos_token_ids = eos_token_ids
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self.identity = identity
+        self.special_tokens = dict(settings.special_tokens)
         self._tokenizer = tokenizer
         self._template = ChatTemplate(settings.templates, settings.special_tokens) if settings.templates else None
         bos = settings.special_tokens.get("bos_token")
