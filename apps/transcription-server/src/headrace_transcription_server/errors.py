@@ -1,13 +1,23 @@
 """Errors of the transcription server.
 
 TranscriptionServerError(Exception)
-├── InvalidSetting             a flag, variable or key cannot be used as given (ValueError)
-└── TranscriptionUnavailable   this version has no transcription (NotImplementedError)
+├── InvalidSetting    a flag, variable or key cannot be used as given (ValueError)
+├── UnsafeBinding     the address is reachable from other machines and no API key is set (ValueError)
+├── AddressUnusable   the address is taken, forbidden or unknown (OSError)
+├── ModelUnavailable  the model cannot be found, fetched or loaded
+└── FileProblem       a file cannot be transcribed, or its transcript not written
 
 Each ends the command with exit code 2 and its message as one line.
 """
 
-__all__ = ["InvalidSetting", "TranscriptionServerError", "TranscriptionUnavailable"]
+__all__ = [
+    "AddressUnusable",
+    "FileProblem",
+    "InvalidSetting",
+    "ModelUnavailable",
+    "TranscriptionServerError",
+    "UnsafeBinding",
+]
 
 
 class TranscriptionServerError(Exception):
@@ -28,5 +38,24 @@ class InvalidSetting(TranscriptionServerError, ValueError):
         self.field = field
 
 
-class TranscriptionUnavailable(TranscriptionServerError, NotImplementedError):
-    """This version cannot transcribe."""
+class UnsafeBinding(TranscriptionServerError, ValueError):
+    """The server would be open to other machines without a key."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"host {host!r} can be reached from other machines, and no API key is set: add --api-key KEY, "
+            f"use --host 127.0.0.1, or pass --insecure to serve everybody"
+        )
+        self.host = host
+
+
+class AddressUnusable(TranscriptionServerError, OSError):
+    """The server cannot listen where it was told to."""
+
+
+class ModelUnavailable(TranscriptionServerError):
+    """The model cannot be found, fetched or loaded."""
+
+
+class FileProblem(TranscriptionServerError):
+    """A file cannot be transcribed, or its transcript cannot be written."""

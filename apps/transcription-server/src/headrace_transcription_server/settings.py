@@ -1,61 +1,65 @@
 """The one tree of settings. Every field is a flag, a key of the file and a `HEADRACE_TRANSCRIBE_*` variable."""
 
-import re
-import tomllib
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+# ruff: noqa: RUF009  -- attrs fields with immutable defaults
+
+from collections.abc import Iterator
+from ipaddress import ip_address
+from typing import Any, Literal, TypeVar, cast
 
 from attrs import Attribute, field, fields, frozen
 
-from headrace_transcription_server.errors import InvalidSetting
+from headrace_transcription_server.errors import InvalidSetting, UnsafeBinding
+from headrace_transcription_server.kinds import Choice, Integer, Kind, Number, Switch, Text, TextList
 
-__all__ = ["Option", "PREFIX", "TranscriptionSettings", "flag_of", "options", "read_settings", "variable_of"]
+__all__ = [
+    "DTYPES",
+    "Leaf",
+    "LogLevel",
+    "Option",
+    "PREFIX",
+    "TranscriptionSettings",
+    "check_binding",
+    "is_loopback",
+    "leaves",
+]
 
 T = TypeVar("T")
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+Dtype = Literal["auto", "checkpoint", "float32", "bfloat16", "float16"]
 
 PREFIX = "HEADRACE_TRANSCRIBE_"
 """What the names of all variables of this program begin with."""
 
+DTYPES = ("auto", "checkpoint", "float32", "bfloat16", "float16")
+
 
 @frozen(kw_only=True)
 class Option:
-    """What a value may be, and how a text becomes one.
+    """What the command line and the checks need to know of one setting.
 
     Attributes:
-        allowed: the allowed values, in words that follow "it must be".
+        flag: the flag's name without dashes, where it differs from the field's.
+        is_secret: the value is never printed.
     """
 
+    kind: Kind
     help: str
-    allowed: str
-    parse: Callable[[str], object]
-    accepts: Callable[[object], bool]
-
-
-def _integer(text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]+", text):
-        raise ValueError(text)
-    return int(text)
-
-
-def _text(help_text: str) -> Option:
-    return Option(
-        help=help_text,
-        allowed="a text of at least one character",
-        parse=str,
-        accepts=lambda value: isinstance(value, str) and value != "",
-    )
+    flag: str | None = None
+    is_secret: bool = False
 
 
 def _check(_instance: object, attribute: "Attribute[Any]", value: object) -> None:
-    option: Option = attribute.metadata["option"]
-    if not option.accepts(value):
-        message = f"{attribute.name} is {value!r}; it must be {option.allowed}"
-        raise InvalidSetting(message, origin="code", field=attribute.name)
+    option = cast("Option", attribute.metadata["option"])
+    if value is attribute.default or option.kind.accepts(value):
+        return
+    shown = "the given value" if option.is_secret else repr(value)
+    message = f"{attribute.name} is {shown}; it must be {option.kind.allowed}"
+    raise InvalidSetting(message, origin="code", field=attribute.name)
 
 
 def _setting(default: T, option: Option) -> T:
-    return field(default=default, validator=_check, metadata={"option": option})
+    return field(default=default, validator=_check, repr=not option.is_secret, metadata={"option": option})
 
 
 @frozen(kw_only=True)
@@ -63,91 +67,126 @@ class TranscriptionSettings:
     """Everything that `headrace-transcribe` can be told.
 
     Attributes:
-        model: short name or folder of a Whisper model.
-        idle_unload_s: seconds without a request after which the weights leave memory; 0 keeps them.
+        unix: path of a socket to listen on instead of host and port.
     """
 
-    model: str = _setting("whisper-base", _text("Whisper model: a short name or a folder"))
-    host: str = _setting("127.0.0.1", _text("address to listen on"))
-    port: int = _setting(
-        8090,
-        Option(
-            help="port to listen on; 0 picks a free one",
-            allowed="an integer from 0 to 65535",
-            parse=_integer,
-            accepts=lambda value: type(value) is int and 0 <= value <= 65535,
-        ),
+    model: str = _setting(
+        "whisper-base", Option(kind=Text(), help="Whisper model: a short name, a folder or a hub id, as MODEL")
+    )
+    dtype: Dtype = _setting(
+        "auto",
+        Option(kind=Choice(DTYPES), help="weights in memory; auto: the checkpoint's own on GPUs, float32 on CPU"),
+    )
+    host: str = _setting("127.0.0.1", Option(kind=Text(), help="address to listen on"))
+    port: int = _setting(8090, Option(kind=Integer(0, 65535), help="port to listen on; 0 picks a free one"))
+    unix: str | None = _setting(
+        None, Option(kind=Text(), help="path of a Unix socket to listen on, instead of host and port")
     )
     idle_unload_s: float = _setting(
-        300.0,
+        0.0,
         Option(
-            help="seconds without a request after which the weights leave memory; 0 keeps them",
-            allowed="a number from 0 to 86400",
-            parse=float,
-            accepts=lambda value: type(value) in {int, float} and 0 <= value <= 86_400,  # type: ignore[operator]
+            kind=Number(0, 86_400),
+            flag="idle-unload",
+            help="seconds without work after which the model leaves memory; 0: after each transcription",
+        ),
+    )
+    resident: bool = _setting(False, Option(kind=Switch(), help="keep the model in memory, once it is loaded"))
+    preload: bool = _setting(
+        False, Option(kind=Switch(), help="load the model before listening; what is wrong with it ends the start")
+    )
+    max_rows: int = _setting(
+        8, Option(kind=Integer(1, 64), help="most transcriptions that run at a time, their windows as one batch")
+    )
+    max_queue: int = _setting(
+        64, Option(kind=Integer(1, 100_000), help="most transcriptions that wait; further ones get a 429")
+    )
+    max_duration_s: float = _setting(
+        4 * 3600.0,
+        Option(kind=Number(1, 86_400), flag="max-duration", help="longest audio that is taken, in seconds"),
+    )
+    session_timeout_s: float = _setting(
+        600.0,
+        Option(
+            kind=Number(1, 86_400),
+            flag="session-timeout",
+            help="seconds after which a session that hears nothing is closed",
+        ),
+    )
+    api_keys: tuple[str, ...] = _setting(
+        (), Option(kind=TextList(), flag="api-key", is_secret=True, help="key that clients must send; repeatable")
+    )
+    insecure: bool = _setting(
+        False, Option(kind=Switch(), help="allow an address that other machines can reach without an API key")
+    )
+    allowed_origins: tuple[str, ...] = _setting(
+        (), Option(kind=TextList(), help="web origin that browsers may call from; repeatable")
+    )
+    strict: bool = _setting(
+        False, Option(kind=Switch(), help="refuse request fields that nobody knows, instead of naming them in a header")
+    )
+    log_level: LogLevel = _setting(
+        "warning", Option(kind=Choice(("debug", "info", "warning", "error")), help="least level that is logged")
+    )
+    drain_timeout_s: float = _setting(
+        30.0,
+        Option(
+            kind=Number(0, 3600),
+            flag="drain-timeout",
+            help="seconds that running transcriptions get to finish after Ctrl-C",
         ),
     )
 
-
-def options() -> dict[str, Option]:
-    """List the settings by name, in order of declaration."""
-    return {attribute.name: attribute.metadata["option"] for attribute in fields(TranscriptionSettings)}
-
-
-def flag_of(name: str) -> str:
-    """Tell the flag of a setting, dashes included."""
-    return "--" + name.replace("_", "-")
+    @property
+    def residence_s(self) -> float | None:
+        """Seconds without work after which the model is unloaded; None if it stays."""
+        return None if self.resident else float(self.idle_unload_s)
 
 
-def variable_of(name: str) -> str:
-    """Tell the environment variable of a setting."""
-    return PREFIX + name.upper()
+@frozen(kw_only=True)
+class Leaf:
+    """One setting with its names.
+
+    Attributes:
+        key: of the configuration file, and the field's name.
+    """
+
+    key: str
+    option: Option
+    default: object
+
+    @property
+    def flag(self) -> str:
+        """The flag, dashes included."""
+        return "--" + (self.option.flag or self.key.replace("_", "-"))
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return PREFIX + self.flag[2:].replace("-", "_").upper()
 
 
-def read_settings(
-    flags: Mapping[str, str], *, environ: Mapping[str, str], config: str | None = None
-) -> TranscriptionSettings:
-    """Merge flags over environment over configuration file over defaults.
+def leaves() -> Iterator[Leaf]:
+    """List the settings, in order of declaration."""
+    for attribute in fields(TranscriptionSettings):
+        yield Leaf(key=attribute.name, option=attribute.metadata["option"], default=attribute.default)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address can only be reached from this machine; a name other than localhost counts as open."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_binding(settings: TranscriptionSettings) -> None:
+    """Refuse an address that other machines can reach without a key (design D17).
 
     Raises:
-        InvalidSetting: for a value outside its range, an unknown key, or a file that cannot be read.
+        UnsafeBinding: unless it is a Unix socket or loopback, a key is set, or `insecure` says that it is meant.
     """
-    config = config or environ.get(f"{PREFIX}CONFIG") or None
-    values = {} if config is None else _from_file(Path(config))
-    for name in options():
-        variable = variable_of(name)
-        if variable in environ:
-            values[name] = _from_text(name, environ[variable], f"environment variable {variable}")
-        if name in flags:
-            values[name] = _from_text(name, flags[name], f"flag {flag_of(name)}")
-    return TranscriptionSettings(**values)
-
-
-def _from_text(name: str, text: str, origin: str) -> object:
-    try:
-        value = options()[name].parse(text)
-    except ValueError:
-        value = None
-    return _checked(name, value, shown=repr(text), origin=origin)
-
-
-def _from_file(path: Path) -> dict[str, Any]:
-    origin = f"configuration file {path}"
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        message = f"{origin} cannot be read ({error}): pass an existing TOML file to --config"
-        raise InvalidSetting(message, origin=origin, field="config") from None
-    for key in table:
-        if key not in options():
-            message = f"{origin}: {key!r} is not a setting; the settings are {', '.join(options())}"
-            raise InvalidSetting(message, origin=origin, field=key)
-    return {key: _checked(key, value, shown=repr(value), origin=origin) for key, value in table.items()}
-
-
-def _checked(name: str, value: object, *, shown: str, origin: str) -> object:
-    option = options()[name]
-    if option.accepts(value):
-        return value
-    message = f"{origin}: {name} is {shown}; it must be {option.allowed}. Change it or leave it out to get the default"
-    raise InvalidSetting(message, origin=origin, field=name)
+    is_closed = settings.unix is not None or is_loopback(settings.host)
+    if not (is_closed or settings.api_keys or settings.insecure):
+        raise UnsafeBinding(settings.host)
