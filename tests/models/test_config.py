@@ -10,6 +10,7 @@ from headrace_models.config import read_config
 from headrace_models.errors import SourceError, UnsupportedFormat
 from headrace_models.plan import make_plan
 from headrace_models.sources import ModelSource
+from headrace_models.tokenizer import read_tokenizer
 
 LLAMA = {
     "model_type": "llama",
@@ -174,3 +175,23 @@ def test_gguf_keys_become_the_folders_fields(tmp_path):
         assert getattr(found, name) == getattr(expected, name), name
     assert (found.eos_token_ids, found.tie_word_embeddings, found.bos_token_id) == ({2}, True, 1)
     assert found.generation.temperature == 0.6
+
+
+@pytest.mark.parametrize("is_added", [True, False])
+def test_an_end_token_is_found_without_reading_the_vocabulary(tmp_path, tiny_llama, monkeypatch, is_added):
+    """Among the added tokens, whatever text comes before them; the whole tokenizer is read for any other token."""
+    text = (tiny_llama / "tokenizer.json").read_text()
+    assert '"<|im_end|>"' in text
+    (tmp_path / "tokenizer.json").write_text('{"x": "\\"added_tokens\\": [", ' + text.lstrip()[1:])
+    token = "<|im_end|>" if is_added else "a"
+    read = []
+    monkeypatch.setattr("headrace_models.config.read_tokenizer", lambda path: read.append(path) or Known())
+    source = folder_source(tmp_path, tokenizer_config={"eos_token": token})
+    expected = read_tokenizer(tiny_llama / "tokenizer.json").token_to_id(token)
+    assert read_config(source).eos_token_ids == {2, expected if is_added else 77}
+    assert bool(read) != is_added
+
+
+class Known:
+    def token_to_id(self, _token: str) -> int:
+        return 77

@@ -1,4 +1,4 @@
-"""From a checkpoint to a dense model: tensors are taken layer by layer, so that each source is freed at once."""
+"""From a checkpoint to a dense model: tensors are taken layer by layer, so that each source is freed soon."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from headrace_models.activations import activation_of
+from headrace_models.assembly import Assembly
 from headrace_models.attention import Attention, EachHeadNorm, WholeNorm
-from headrace_models.cpu_layout import head_for_cpu, projection_for_cpu
+from headrace_models.cpu_layout import fuse_for_cpu, head_for_cpu
 from headrace_models.dense import DenseLayer, DenseModel, Residual
 from headrace_models.feed_forward import FeedForward, PlainFeedForward
 from headrace_models.layers import Embedding, LayerNorm, Linear, Norm, fuse
@@ -48,19 +49,20 @@ def build_dense(config: ModelConfig, checkpoint: Checkpoint, *, on_gpu: bool) ->
     plan = make_plan(config)
     factors = checkpoint.take_rope_factors()
     checkpoint.check(tensor_shapes(config))
-    builder = _Builder(config=config, plan=plan, checkpoint=checkpoint, on_gpu=on_gpu)
+    assembly = Assembly(on_gpu)
+    builder = _Builder(config=config, plan=plan, checkpoint=checkpoint, assembly=assembly, on_gpu=on_gpu)
     # The largest first: what converting them needs on top is needed before the layers are there.
     table = checkpoint.take_matrix("model.embed_tokens")
     embedding = Embedding(table if on_gpu else head_for_cpu(table), plan.embedding_scale)
-    checkpoint.settle(embedding.arrays())
+    assembly.start(list(embedding.arrays()))
     head = None if config.tie_word_embeddings else checkpoint.take_linear("lm_head")
     if head is not None:
         head = head if on_gpu else Linear(head_for_cpu(head.weight), head.bias)
-        checkpoint.settle(head.arrays())
+        assembly.start(list(head.arrays()))
     model = DenseModel(
         config=config,
         ropes=[builder.rope(rope, factors if index == 0 else None) for index, rope in enumerate(plan.ropes)],
-        layers=[builder.layer(index) for index in range(config.num_hidden_layers)],
+        layers=[builder.started_layer(index) for index in range(config.num_hidden_layers)],
         embedding=embedding,
         norm=builder.norm("model.norm"),
         head=head,
@@ -69,7 +71,8 @@ def build_dense(config: ModelConfig, checkpoint: Checkpoint, *, on_gpu: bool) ->
         cache_indices=_cache_indices([shape.source for shape in plan.shapes]),
         per_layer_inputs=builder.per_layer_inputs(),
     )
-    checkpoint.settle(model.arrays())
+    assembly.start(list(model.arrays()))
+    assembly.finish()
     model.weights_bytes = sum(array.nbytes for array in model.arrays())
     return model
 
@@ -87,6 +90,7 @@ class _Builder:
     config: ModelConfig
     plan: Plan
     checkpoint: Checkpoint
+    assembly: Assembly
     on_gpu: bool
 
     def rope(self, rope: RopePlan, factors: Sequence[float] | None) -> Rope:
@@ -95,6 +99,12 @@ class _Builder:
         )
         form = FusedRope if self.on_gpu else AngleRope
         return form.from_angles(angles, is_traditional=rope.is_traditional)
+
+    def started_layer(self, index: int) -> DenseLayer:
+        with self.assembly.stream(index):
+            layer = self.layer(index)
+        self.assembly.start(list(layer.arrays()))
+        return layer
 
     def layer(self, index: int) -> DenseLayer:
         prefix, norms = f"model.layers.{index}.", self.plan.family.norms
@@ -109,7 +119,6 @@ class _Builder:
             layer.around_per_layer = self._residual(prefix, None, "post_per_layer_input_norm")
         if self.plan.family.has_layer_scale:
             layer.output_scale = self.checkpoint.take_vector(f"{prefix}layer_scalar")
-        self.checkpoint.settle(layer.arrays())
         return layer
 
     def norm(self, path: str) -> Norm | LayerNorm:
@@ -163,11 +172,11 @@ class _Builder:
 
     def _qkv(self, prefix: str, shape: LayerShape) -> Projection:
         if self.plan.family.stacks_qkv:
-            fused: Projection = self.checkpoint.take_linear(f"{prefix}qkv_proj")
+            parts = [self.checkpoint.take_linear(f"{prefix}qkv_proj")]
         else:
             names = "q" if shape.source is not None else "qkv" if shape.has_values else "qk"
-            fused = fuse([self.checkpoint.take_linear(f"{prefix}{name}_proj") for name in names])
-        return fused if self.on_gpu else projection_for_cpu(fused)
+            parts = [self.checkpoint.take_linear(f"{prefix}{name}_proj") for name in names]
+        return fuse(parts) if self.on_gpu else fuse_for_cpu(parts)
 
     def _each_head_norm(self, prefix: str, shape: LayerShape) -> EachHeadNorm:
         return EachHeadNorm.from_parts(

@@ -1,5 +1,7 @@
 """What a model is: sizes, positions, end tokens, quantization and sampling defaults, from a folder or a GGUF file."""
 
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +20,9 @@ from headrace_models.sources import ModelSource
 from headrace_models.tokenizer import read_tokenizer
 
 __all__ = ["GenerationDefaults", "ModelConfig", "Quantization", "read_config"]
+
+_ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
+_ADDED_TOKENS_BYTES = 1 << 22
 
 
 @frozen(kw_only=True)
@@ -279,5 +284,25 @@ def _vocabulary_id(folder: Path, token: str) -> frozenset[int]:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return frozenset()
-    found = read_tokenizer(path).token_to_id(token)
+    found = _added_token_id(path, token)
+    if found is None:
+        found = read_tokenizer(path).token_to_id(token)
     return frozenset() if found is None else frozenset({found})
+
+
+def _added_token_id(path: Path, token: str) -> int | None:
+    """Look a token up among the added ones at the file's beginning; reading a large vocabulary takes a second."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_ADDED_TOKENS_BYTES).decode("utf-8", "ignore")
+        start = _ADDED_TOKENS.search(text)
+        entries: object = None if start is None else json.JSONDecoder().raw_decode(text, start.end())[0]
+    except (OSError, ValueError, RecursionError):
+        # The list is longer, or whoever reads the whole file says what is wrong with it.
+        return None
+    for entry in cast("list[object]", entries) if isinstance(entries, list) else []:
+        if isinstance(entry, dict):
+            values = cast("dict[str, object]", entry)
+            if values.get("content") == token and type(values.get("id")) is int:
+                return cast("int", values["id"])
+    return None

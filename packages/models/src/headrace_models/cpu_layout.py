@@ -1,4 +1,4 @@
-"""Layouts of float32 matrices in which a CPU's BLAS multiplies few rows fast. No layout costs memory.
+"""Layouts of matrices that suit a CPU; its BLAS multiplies few rows fast with those of float32. None costs memory.
 
 A step reads every weight once, and MKL reads a matrix whose lines are short, such as `(49152, 576)`, at half the speed
 of one whose lines are long: so wide matrices are stored transposed. From four rows on it packs the whole matrix first,
@@ -12,14 +12,23 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 from attrs import define
 
-from headrace_models.layers import Dense, Linear
+from headrace_models.layers import Dense, Linear, SplitLinear, fuse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from headrace_models.layers import Projection, Weight
 
-__all__ = ["Blocks", "Columns", "GateUpColumns", "gate_up_for_cpu", "head_for_cpu", "projection_for_cpu"]
+__all__ = [
+    "Blocks",
+    "Columns",
+    "GateUpApart",
+    "GateUpColumns",
+    "fuse_for_cpu",
+    "gate_up_for_cpu",
+    "head_for_cpu",
+    "stacked_for_cpu",
+]
 
 # Rows of activations for which blocks pay: below, one pass is as fast; above, packing the matrix is worth it.
 _BLOCKED_ROWS = range(4, 33)
@@ -96,25 +105,59 @@ class GateUpColumns:
             yield self.bias
 
 
-def projection_for_cpu(projection: Projection) -> Projection:
-    """Return a projection with a layout that suits its shape, or itself."""
-    if not isinstance(projection, Linear):
-        return projection
-    matrix = _float32(projection.weight)
-    if matrix is None or matrix.shape[0] <= matrix.shape[1]:
-        return projection
-    return Linear(Columns(mx.contiguous(matrix.T)), projection.bias)
+@define
+class GateUpApart:
+    """Gate and up as they are."""
+
+    gate: Linear
+    up: Linear
+
+    def pair(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """Return gate and up of `x (..., I)`, both `(..., M)`."""
+        return self.gate(x), self.up(x)
+
+    def arrays(self) -> Iterator[mx.array]:
+        """The arrays that hold its weights."""
+        yield from self.gate.arrays()
+        yield from self.up.arrays()
 
 
-def gate_up_for_cpu(stacked: Projection) -> GateUpColumns | None:
-    """Return the layout of gate above up in one matrix `(2M, I)`; None if it is not plain float32."""
-    if not isinstance(stacked, Linear):
-        return None
-    matrix = _float32(stacked.weight)
+def fuse_for_cpu(parts: Sequence[Linear]) -> Projection:
+    """Bring matrices over the same input into the form that suits a CPU: as columns, stacked, or apart.
+
+    All but float32 stays apart: stacking saves launching an operation, which is nothing beside such a product on a CPU,
+    and would copy what is loaded.
+
+    Raises:
+        WeightMismatch: if only some parts have a bias.
+    """
+    fused = fuse(parts)
+    matrices = [matrix for part in parts if (matrix := _float32(part.weight)) is not None]
+    if not isinstance(fused, Linear) or len(matrices) < len(parts):
+        return SplitLinear(tuple(parts)) if len(parts) > 1 else parts[0]
+    if sum(matrix.shape[0] for matrix in matrices) <= matrices[0].shape[1]:
+        return fused
+    # Each is copied once, to its columns; one alone would stay a view without the second operation.
+    return Linear(Columns(mx.contiguous(mx.concatenate([matrix.T for matrix in matrices], axis=1))), fused.bias)
+
+
+def gate_up_for_cpu(gate: Linear, up: Linear) -> GateUpColumns | GateUpApart:
+    """Return gate and up, both `(M, I)`, in the form that suits a CPU, see `fuse_for_cpu`."""
+    matrices = _float32(gate.weight), _float32(up.weight)
+    if matrices[0] is None or matrices[1] is None:
+        return GateUpApart(gate, up)
+    stacked = mx.stack([matrices[0].T, matrices[1].T])
+    biases = [part.bias for part in (gate, up) if part.bias is not None]
+    return GateUpColumns(stacked, mx.stack(biases)[:, None] if biases else None)
+
+
+def stacked_for_cpu(gate_up: Linear) -> GateUpColumns | None:
+    """Return the columns of gate above up in one matrix `(2M, I)`; None if it is not plain float32."""
+    matrix = _float32(gate_up.weight)
     if matrix is None:
         return None
     halves = mx.contiguous(matrix.reshape(2, -1, matrix.shape[1]).swapaxes(1, 2))
-    return GateUpColumns(halves, None if stacked.bias is None else stacked.bias.reshape(2, 1, -1))
+    return GateUpColumns(halves, None if gate_up.bias is None else gate_up.bias.reshape(2, 1, -1))
 
 
 def head_for_cpu(weight: Weight) -> Weight:

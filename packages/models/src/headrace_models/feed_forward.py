@@ -8,7 +8,7 @@ import mlx.core as mx
 from attrs import define
 
 from headrace_models.activations import activation_of
-from headrace_models.cpu_layout import GateUpColumns, gate_up_for_cpu
+from headrace_models.cpu_layout import GateUpApart, GateUpColumns, gate_up_for_cpu, stacked_for_cpu
 from headrace_models.layers import fuse
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ __all__ = ["FeedForward", "PlainFeedForward"]
 
 @define
 class FeedForward:
-    """Gated feed-forward: `down(activate(gate(x)) * up(x))` with gate and up stacked."""
+    """Gated feed-forward: `down(activate(gate(x)) * up(x))` with gate and up stacked, or as suits a CPU."""
 
-    gate_up: Projection | GateUpColumns
+    gate_up: Projection | GateUpColumns | GateUpApart
     down: Projection
     activate: Callable[[mx.array], mx.array]
 
@@ -32,23 +32,22 @@ class FeedForward:
     def from_parts(
         cls, gate: Linear, up: Linear, down: Projection, *, activation: Activation, on_gpu: bool
     ) -> FeedForward:
-        """Stack gate and up, see `from_stacked`."""
-        return cls.from_stacked(fuse([gate, up]), down, activation=activation, on_gpu=on_gpu)
-
-    @classmethod
-    def from_stacked(
-        cls, gate_up: Projection, down: Projection, *, activation: Activation, on_gpu: bool
-    ) -> FeedForward:
-        """Make it from gate above up in one matrix.
+        """Bring gate and up together.
 
         Args:
-            on_gpu: multiply gate and up together, rather than in the layout that suits a CPU.
+            on_gpu: stack them, rather than take the layout that suits a CPU.
         """
-        columns = None if on_gpu else gate_up_for_cpu(gate_up)
+        stacked = fuse([gate, up])  # which also holds their biases against each other
+        return cls(stacked if on_gpu else gate_up_for_cpu(gate, up), down, activation_of(activation))
+
+    @classmethod
+    def from_stacked(cls, gate_up: Linear, down: Projection, *, activation: Activation, on_gpu: bool) -> FeedForward:
+        """As `from_parts`, from gate above up in one matrix."""
+        columns = None if on_gpu else stacked_for_cpu(gate_up)
         return cls(gate_up if columns is None else columns, down, activation_of(activation))
 
     def __call__(self, x: mx.array) -> mx.array:
-        if isinstance(self.gate_up, GateUpColumns):
+        if isinstance(self.gate_up, GateUpColumns | GateUpApart):
             gate, up = self.gate_up.pair(x)
         else:
             gate, up = mx.split(self.gate_up(x), 2, axis=-1)

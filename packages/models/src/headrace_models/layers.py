@@ -193,7 +193,7 @@ class Linear:
 
 @define
 class SplitLinear:
-    """Matrices over the same input that cannot be stacked, because their quantization differs."""
+    """Matrices over the same input that are not stacked: their quantization differs, or stacking would not pay."""
 
     parts: tuple[Linear, ...]
 

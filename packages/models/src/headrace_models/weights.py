@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import mlx.core as mx
 from attrs import define, field, frozen
 
+from headrace_models.assembly import reading_stream
 from headrace_models.errors import UnsupportedFormat, WeightMismatch
 from headrace_models.folder import weight_files
 from headrace_models.gguf_weights import read_gguf_tensors
@@ -199,7 +200,7 @@ def read_folder_tensors(folder: Path) -> dict[str, mx.array]:
     tensors: dict[str, mx.array] = {}
     for file in weight_files(folder):
         try:
-            tensors |= cast("dict[str, mx.array]", mx.load(str(file)))
+            tensors |= cast("dict[str, mx.array]", mx.load(str(file), stream=reading_stream()))
         except RuntimeError as error:
             raise UnsupportedFormat(f"{str(file)!r} cannot be read as safetensors ({error}): fetch it again") from error
     return tensors
