@@ -16,12 +16,13 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 from headrace_kvcache import make_row_batch
-from headrace_models import export, load
+from headrace_models import convert, export, fit_source, load
 from headrace_models.families import FAMILIES
 
 FLOAT32_TOLERANCE = 1e-4
 # Root mean square errors of both sides against float32; where they round differs, so neither is always nearer.
 BFLOAT16_RATIO = 1.2
+QUANTIZE = {"group_size": 32, "bits": 4, "mode": "affine"}
 
 IDS = [5, 77, 300, 4, 4, 19, 200, 31, 8, 9, 111, 54, 2, 250, 17, 63, 91, 128, 7, 33, 180, 240, 12, 99]
 CONTINUATION = list(range(40, 50))
@@ -159,6 +160,10 @@ def make_folder(folder, tokenizer_from, case, *, quantize=None, dtype=mx.float32
     model = module.Model(module.ModelArgs.from_dict(config))
     if model_type == "gemma3_text":
         model.sanitize({})
+    return _save_random(folder, tokenizer_from, model, config, quantize, dtype)
+
+
+def _save_random(folder, tokenizer_from, model, config, quantize, dtype=mx.float32):
     model.load_weights([(name, _random(name, value.shape).astype(dtype)) for name, value in _flat(model)])
     if quantize is not None:
         model, config = quantize_model(model, config, **quantize)
@@ -167,6 +172,25 @@ def make_folder(folder, tokenizer_from, case, *, quantize=None, dtype=mx.float32
     save_config(config, folder / "config.json")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer_from / name, folder / name)
+    return folder
+
+
+def make_wrapped_folder(folder, tokenizer_from, case, *, quantize=None):
+    """As `make_folder`, with mlx-lm's class around the text model's, and tensors of towers in the file."""
+    text_type, settings = CASES[case]
+    model_type = text_type.removesuffix("_text")
+    config = {"model_type": model_type, "vocab_size": 320, "eos_token_id": [2]}
+    module = import_module(f"mlx_lm.models.{model_type}")
+    text_config = {**BASE, "model_type": text_type, **settings}
+    mx.random.seed(11)
+    model = module.Model(module.ModelArgs.from_dict({**config, "text_config": dict(text_config)}))
+    if model_type == "gemma3":
+        model.language_model.sanitize({})
+    _save_random(folder, tokenizer_from, model, {**config, "text_config": text_config}, quantize)
+    path = str(folder / "model.safetensors")
+    towers = {"vision_tower.encoder.weight": mx.ones((4, 4)), "multi_modal_projector.weight": mx.ones((4,))}
+    mx.save_safetensors(path, {**mx.load(path), **towers})
+    (folder / "model.safetensors.index.json").unlink()
     return folder
 
 
@@ -268,6 +292,29 @@ def test_unread_keys_of_sharing_layers_change_nothing(tiny_llama, tmp_path):
     assert largest_difference(folder, "float32") < FLOAT32_TOLERANCE
 
 
+@pytest.mark.parametrize("case", ["gemma3", "gemma4"])
+def test_the_text_model_of_a_wrapper_equals_mlx_lm(tiny_llama, tmp_path, case):
+    """mlx-lm's class for models that see and hear: equal logits, plain and packed, and as `convert` writes the text."""
+    folder = make_wrapped_folder(tmp_path / "plain", tiny_llama, case)
+    assert largest_difference(folder, "float32") < FLOAT32_TOLERANCE
+    loaded = load(folder, dtype="float32")
+    assert loaded.left_out == {"vision_tower": 1, "multi_modal_projector": 1}
+    assert fit_source(loaded.source, num_tokens=64, dtype="float32").weights_bytes == loaded.model.weights_bytes
+    packed = make_wrapped_folder(tmp_path / "packed", tiny_llama, case, quantize=QUANTIZE)
+    assert largest_difference(packed, "checkpoint") < FLOAT32_TOLERANCE
+    source = load(packed, dtype="checkpoint")
+    assert fit_source(source.source, num_tokens=64, dtype="checkpoint").weights_bytes == source.model.weights_bytes
+    converted = convert(folder, tmp_path / "converted", bits=4, group_size=32)
+    assert largest_difference(converted, "checkpoint") < FLOAT32_TOLERANCE
+    # Packed from the same weights, whichever program did it and whatever is around the text model.
+    ids = [IDS]
+    found, expected = (
+        native_logits(model, ids, model.make_cache())
+        for model in (load(converted, dtype="checkpoint").model, source.model)
+    )
+    assert mx.abs(found - expected).max().item() < FLOAT32_TOLERANCE
+
+
 class WindowedAttention:
     """mlx-lm's attention under a window that its model class leaves out."""
 
@@ -302,8 +349,7 @@ def test_windows_that_mlx_lm_leaves_out(tiny_llama, tmp_path, case, settings, sl
 @pytest.mark.parametrize("case", ONE_EACH)
 def test_packed_logits_equal_mlx_lm(tiny_llama, tmp_path, case):
     """4-bit weights through the packed product, within 1e-4."""
-    quantize = {"group_size": 32, "bits": 4, "mode": "affine"}
-    folder = make_folder(tmp_path / "model", tiny_llama, case, quantize=quantize)
+    folder = make_folder(tmp_path / "model", tiny_llama, case, quantize=QUANTIZE)
     assert "quantization" in json.loads((folder / "config.json").read_text())
     assert largest_difference(folder, "checkpoint") < FLOAT32_TOLERANCE
 

@@ -25,6 +25,7 @@ SLIDING = ["sliding_attention", *["full_attention"] * 5]
 GEMMA4 = {
     "layer_types": ["sliding_attention", "full_attention"] * 3,
     "sliding_window": 8,
+    "num_key_value_heads": 4,
     "global_head_dim": 64,
     "num_kv_shared_layers": 3,
     "use_double_wide_mlp": True,

@@ -124,8 +124,10 @@ def _report(
 
 def describe(report: "FitReport") -> list[tuple[str, str]]:
     """List the sums by name, for people."""
+    left_out = ", ".join(sorted(report.left_out))
     return [
         ("weights", f"{_shown(report.weights_bytes)} ({report.representation})"),
+        *([("not loaded", f"{left_out}: text alone is served")] if left_out else []),
         ("keys and values", f"{_shown(report.kv_bytes)} for {report.rows} x {report.num_tokens} tokens"),
         ("one step", f"{_shown(report.transient_bytes)} at most"),
         ("the process", _shown(report.runtime_bytes)),

@@ -18,6 +18,7 @@ from headrace_models.gguf_config import gguf_settings
 from headrace_models.gguf_file import GgufFile, read_gguf
 from headrace_models.sources import ModelSource
 from headrace_models.tokenizer import read_tokenizer
+from headrace_models.wrappers import text_fields
 
 __all__ = ["GenerationDefaults", "ModelConfig", "Quantization", "read_config"]
 
@@ -69,7 +70,8 @@ class ModelConfig:
         dtype: the checkpoint's own element type, for example `bfloat16`; None if it does not say.
         quantization: of an MLX folder; None for plain weights and for GGUF, whose tensors carry their own types.
         generation: sampling settings that the authors recommend.
-        raw: the whole configuration in config.json's form, read-only; families read rarer settings from it.
+        raw: the whole configuration in config.json's form, read-only; families read rarer settings from it. Of a
+            model that sees or hears, the text model's.
     """
 
     model_type: str
@@ -114,7 +116,7 @@ def read_config(source: ModelSource, *, gguf: GgufFile | None = None) -> ModelCo
         fields = Fields(settings, origin=f"the metadata of {str(source.path)!r}")
         return _model_config(fields, Fields(generation, origin=fields.origin), frozenset())
     path = source.path / "config.json"
-    fields = Fields(read_json_object(path), origin=repr(str(path)))
+    fields = text_fields(Fields(read_json_object(path), origin=repr(str(path))))
     path = source.path / "generation_config.json"
     generation = read_json_object(path) if path.is_file() else {}
     return _model_config(fields, Fields(generation, origin=repr(str(path))), _tokenizer_eos(source.path))

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from headrace_models.errors import UnsupportedArchitecture
 from headrace_models.family import Family, LayerNorms
+from headrace_models.wrappers import WRAPPERS
 
 __all__ = ["FAMILIES", "family_of", "unknown_family"]
 
@@ -75,7 +76,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             wide_sharing_field="use_double_wide_mlp",
             per_layer_size_field="hidden_size_per_layer_input",
             has_layer_scale=True,
-            required=("head_dim", "global_head_dim", "layer_types", "rope_parameters"),
+            required=("head_dim", "global_head_dim", "layer_types", "num_key_value_heads", "rope_parameters"),
             refused=MappingProxyType(
                 {"enable_moe_block": (True,), "use_bidirectional_attention": ("all", True), "attention_bias": (True,)}
             ),
@@ -139,5 +140,6 @@ def family_of(model_type: str) -> Family:
 def unknown_family(model_type: str) -> UnsupportedArchitecture:
     """Make the error that names a model type and the families that run."""
     return UnsupportedArchitecture(
-        f"model_type is {model_type!r}; known families: {', '.join(sorted(FAMILIES))}. Choose a model of one of them."
+        f"model_type is {model_type!r}; known families: {', '.join(sorted(FAMILIES))}, and the text models of "
+        f"{' and '.join(sorted(WRAPPERS))}. Choose a model of one of them."
     )

@@ -12,6 +12,8 @@ from headrace_models.headers import read_headers
 from headrace_models.memory_plan import MemoryPlan, plan_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from headrace_models.config import ModelConfig
     from headrace_models.device import DeviceKind
     from headrace_models.headers import CheckpointHeaders
@@ -39,6 +41,7 @@ class FitReport:
         max_context: the most tokens that each of the rows may reach; 0 if the model does not fit at all.
         max_context_alone: the same for one row.
         representation: element type of activations and caches, and whether weights stay packed.
+        left_out: how many tensors of the checkpoint are not loaded because their part is no text model, by part.
         advice: what to change, the least costly first; empty if it fits.
         plan: the arithmetic behind, for whoever admits rows.
     """
@@ -54,6 +57,7 @@ class FitReport:
     max_context: int
     max_context_alone: int
     representation: str
+    left_out: Mapping[str, int]
     advice: tuple[str, ...]
     plan: MemoryPlan
 
@@ -138,6 +142,7 @@ def fit(
         max_context=plan.largest_context(left, rows),
         max_context_alone=plan.largest_context(left, 1),
         representation=f"{weights.dtype}, packed" if weights.is_packed else weights.dtype,
+        left_out=headers.left_out,
         advice=(),
         plan=plan,
     )

@@ -7,11 +7,12 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from attrs import frozen
+from attrs import field, frozen
 
 from headrace_models.errors import UnsupportedFormat
 from headrace_models.folder import weight_files
 from headrace_models.gguf_file import read_gguf
+from headrace_models.wrappers import part_names
 
 if TYPE_CHECKING:
     from headrace_models.gguf_file import GgufFile, GgufTensor
@@ -47,15 +48,17 @@ class TensorHeader:
 
 @frozen
 class CheckpointHeaders:
-    """The tensors of a checkpoint as MLX will see them, under the file's own names.
+    """The tensors of a checkpoint's text model as MLX will see them, under the names of its kind of file.
 
     Attributes:
         tensors: by name; packed matrices have `.scales` and, in the affine mode, `.biases` beside them.
         embedding: name of the token embedding, without `.weight`.
+        left_out: how many tensors belong to parts that are no text model, by part.
     """
 
     tensors: Mapping[str, TensorHeader]
     embedding: str
+    left_out: Mapping[str, int] = field(factory=dict[str, int])
 
     @property
     def is_packed(self) -> bool:
@@ -88,7 +91,10 @@ def read_headers(source: "ModelSource", *, gguf: "GgufFile | None" = None) -> Ch
     tensors: dict[str, TensorHeader] = {}
     for file in weight_files(source.path):
         tensors |= _safetensors(file)
-    return CheckpointHeaders(tensors, "model.embed_tokens")
+    names = part_names(tensors)
+    return CheckpointHeaders(
+        {own: tensors[name] for own, name in names.text.items()}, "model.embed_tokens", names.left_out
+    )
 
 
 def _safetensors(path: Path) -> dict[str, TensorHeader]:

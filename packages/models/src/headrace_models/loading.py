@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +18,7 @@ from headrace_models.gguf_file import read_gguf
 from headrace_models.sources import ModelSource, resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from headrace_models.codec import Codec
@@ -29,6 +31,7 @@ __all__ = ["DtypeName", "LoadedModel", "check_dtype", "load", "weights_fingerpri
 
 DtypeName = Literal["auto", "checkpoint", "float32", "bfloat16", "float16"]
 
+_LOG = logging.getLogger(__name__)
 _DTYPES: tuple[DtypeName, ...] = ("auto", "checkpoint", "float32", "bfloat16", "float16")
 _ITEM_BYTES = 4
 _MEMORY_SHARE = 0.6
@@ -51,12 +54,17 @@ class LoadedModel:
     representation: str
     """What the weights are in memory, such as `float32` or `4-bit, group 32, float32`."""
     source: ModelSource
+    left_out: Mapping[str, int]
+    """Tensors of the checkpoint that were not read because their part is no text model, counted by part."""
 
 
 def load(
     source: str | Path | ModelSource, *, dtype: DtypeName = "auto", download: bool = True, progress: bool = False
 ) -> LoadedModel:
     """Load a model onto the default device; returns when all weights are in memory.
+
+    Of a model that sees or hears (gemma3, gemma4) the text model is loaded; a warning in the log and `left_out` say
+    which parts are not.
 
     Args:
         source: a folder, a `.gguf` file, a hub id, a model that an index package carries, or what `resolve` returned.
@@ -78,7 +86,9 @@ def load(
     config = read_config(found, gguf=gguf)
     family_of(config.model_type)
     device = profile()
-    model, representation = _load_dense(found, config, dtype, device)
+    model, representation, left_out = _load_dense(found, config, dtype, device)
+    if left_out:
+        _LOG.warning("of the model %r, text alone is served; %s", found.name, _listed(left_out))
     codec = load_codec(found, gguf=gguf, eos_token_ids=config.eos_token_ids)
     return LoadedModel(
         model=model,
@@ -88,6 +98,7 @@ def load(
         device=device.kind,
         representation=representation,
         source=found,
+        left_out=left_out,
     )
 
 
@@ -103,14 +114,18 @@ def check_dtype(dtype: str) -> None:
 
 def _load_dense(
     source: ModelSource, config: ModelConfig, dtype: DtypeName, device: DeviceProfile
-) -> tuple[DenseModel, str]:
+) -> tuple[DenseModel, str, Mapping[str, int]]:
     from headrace_models.building import build_dense
     from headrace_models.weights import open_checkpoint
 
     checkpoint = open_checkpoint(source, config)
     checkpoint.form = _choose_form(checkpoint, dtype, device)
     representation = _describe(checkpoint, checkpoint.form, config)
-    return build_dense(config, checkpoint, on_gpu=device.kind != "cpu"), representation
+    return build_dense(config, checkpoint, on_gpu=device.kind != "cpu"), representation, checkpoint.left_out
+
+
+def _listed(left_out: Mapping[str, int]) -> str:
+    return "left out: " + ", ".join(f"{part} ({count} tensors)" for part, count in sorted(left_out.items()))
 
 
 def _choose_form(checkpoint: Checkpoint, dtype: DtypeName, device: DeviceProfile) -> WeightForm:

@@ -17,6 +17,7 @@ from headrace_models.folder import weight_files
 from headrace_models.gguf_weights import read_gguf_tensors
 from headrace_models.layers import Dense, Linear, Packed
 from headrace_models.row_blocks import StoredTensor
+from headrace_models.wrappers import part_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -49,6 +50,8 @@ class Checkpoint:
     tensors: dict[str, mx.array | StoredTensor]
     form: WeightForm | None = None
     """Decided after the tensors are seen and before any is taken."""
+    left_out: Mapping[str, int] = field(factory=dict[str, int])
+    """Tensors of parts that are no text model, counted by part."""
     _shapes: dict[str, tuple[int, ...]] = field(factory=dict)
 
     @property
@@ -188,7 +191,9 @@ def open_checkpoint(source: ModelSource, config: ModelConfig) -> Checkpoint:
                 num_kv_heads=config.num_key_value_heads,
             )
         )
-    return Checkpoint({**read_folder_tensors(source.path)})
+    tensors = read_folder_tensors(source.path)
+    names = part_names(tensors)
+    return Checkpoint({own: tensors[name] for own, name in names.text.items()}, left_out=names.left_out)
 
 
 def read_folder_tensors(folder: Path) -> dict[str, mx.array]:
