@@ -90,6 +90,8 @@ def main(base_url):
         litellm.completion(**plain | {"messages": [{"role": "user", "content": "a " * 20_000}]})
     except litellm.ContextWindowExceededError:
         exercised.append("a prompt that is too long is its ContextWindowExceededError")
+    else:
+        raise AssertionError("a prompt beyond the context was served")
     print(json.dumps({"client": "litellm", "version": version("litellm"), "exercised": exercised}))
 
 

@@ -107,8 +107,8 @@ def check_num_chars(num_chars: int, max_context: int) -> None:
     """
     if num_chars > max_context * MAX_CHARS_PER_TOKEN:
         raise InvalidRequest(
-            f"the prompt has {num_chars} characters, far more than this server's context of {max_context} tokens "
-            "holds: shorten the prompt",
+            f"this model's maximum context length is {max_context} tokens here, and the prompt has {num_chars} "
+            "characters, far more than they hold: shorten the prompt",
             code="context_length_exceeded",
         )
 

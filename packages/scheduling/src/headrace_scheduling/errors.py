@@ -36,9 +36,10 @@ class ContextOverBudget(SchedulingError, ValueError):
     """The prompt is at or above the context that the engine can serve."""
 
     def __init__(self, num_prompt_tokens: int, max_context: int) -> None:
+        # Clients of several vendors tell this error by its first words, and shorten the conversation.
         super().__init__(
-            f"the prompt has {num_prompt_tokens} tokens; this server's context is {max_context} tokens, "
-            f"of which at least one must be left for the reply: shorten the prompt"
+            f"this model's maximum context length is {max_context} tokens here, and the prompt has "
+            f"{num_prompt_tokens}; at least one must be left for the reply: shorten the prompt"
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.max_context = max_context
