@@ -1,13 +1,13 @@
 """Headrace against mlx_lm.server where scheduling decides: mixed lengths, seeded rows, short behind long, later turns.
 
-    uv run python tests/benchmarks/scheduling.py [--folder FOLDER] [--rounds 5] [--only mixed seeded short turns]
+    uv run python tests/benchmarks/scheduling.py [--folder FOLDER] [--rounds 5] [--only mixed seeded ...]
 
 Both systems serve one float32 folder with the same fast BLAS, and every round asks both the same, in alternating
 order. A ratio is the median over rounds of Headrace divided by mlx_lm.server in the same round.
 
 - `mixed`: 8 and 16 streams with prompts of 64 to 2,000 tokens and 64 greedy tokens each: tokens per second.
-- `seeded`: 8 streams of 64 + 128 tokens, two of them sampled with a seed of their own; then the same with
-  log-probabilities of those two: tokens per second.
+- `seeded`: 8 streams of 64 + 128 tokens, two of them sampled with a seed of their own: tokens per second;
+  `logprobs`: the same with log-probabilities of those two.
 - `short`: time to first token of prompts of 64 tokens that arrive while two of 4,000 are computed.
 - `turns`: time to first token of a chat at 3,000 tokens of history: cold, the next turn, and that turn edited.
 """
@@ -31,7 +31,6 @@ from attrs import frozen
 from serve import Server, running, sentence, systems_for
 
 TOKENS_PER_SENTENCE = 20.5
-SCENARIOS = ("mixed", "seeded", "short", "turns")
 
 
 @frozen
@@ -120,17 +119,22 @@ def mixed(servers: list[Server], rounds: int) -> None:
 
 
 def seeded(servers: list[Server], rounds: int) -> None:
-    for extra in ({}, {"logprobs": 1}):
+    _seeded(servers, rounds, "8 streams of 64 + 128, two seeded", {})
 
-        def measure(server: Server, number: int, extra: dict[str, Any] = extra) -> float:
-            rng = random.Random(5000 + 100 * len(extra) + number)
-            bodies: list[dict[str, Any]] = [{"prompt": passage(rng, 64), "max_tokens": 128} for _ in range(8)]
-            for index in (2, 5):
-                bodies[index] |= {"seed": number * 10 + index, "temperature": 0.8, **extra}
-            return tokens_per_s(server, bodies)
 
-        name = "8 streams of 64 + 128, two seeded" + (" with log-probabilities" if extra else "")
-        report(name, interleave(servers, rounds, measure), "tok/s")
+def logprobs(servers: list[Server], rounds: int) -> None:
+    _seeded(servers, rounds, "8 streams, two seeded with log-probabilities", {"logprobs": 1})
+
+
+def _seeded(servers: list[Server], rounds: int, name: str, extra: dict[str, Any]) -> None:
+    def measure(server: Server, number: int) -> float:
+        rng = random.Random(5000 + 100 * len(extra) + number)
+        bodies: list[dict[str, Any]] = [{"prompt": passage(rng, 64), "max_tokens": 128} for _ in range(8)]
+        for index in (2, 5):
+            bodies[index] |= {"seed": number * 10 + index, "temperature": 0.8, **extra}
+        return tokens_per_s(server, bodies)
+
+    report(name, interleave(servers, rounds, measure), "tok/s")
 
 
 def short(servers: list[Server], rounds: int) -> None:
@@ -195,11 +199,12 @@ def exported(folder: str | None) -> Iterator[str]:
 
 
 def main() -> None:
+    measures = {"mixed": mixed, "seeded": seeded, "logprobs": logprobs, "short": short, "turns": turns}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", help="float32 model folder; default: export the starter model to a temporary one")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2, help="threads of the BLAS")
-    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=SCENARIOS)
+    parser.add_argument("--only", nargs="+", choices=measures, default=list(measures))
     arguments = parser.parse_args()
     with exported(arguments.folder) as folder:
         arguments.folder, arguments.stock_folder = folder, None
@@ -207,7 +212,7 @@ def main() -> None:
         with ExitStack() as stack:
             servers = [stack.enter_context(running(system)) for system in systems]
             for name in arguments.only:
-                {"mixed": mixed, "seeded": seeded, "short": short, "turns": turns}[name](servers, arguments.rounds)
+                measures[name](servers, arguments.rounds)
 
 
 if __name__ == "__main__":

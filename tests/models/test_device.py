@@ -1,5 +1,6 @@
 """Device: the BLAS is loaded before mlx or not at all, and a report says why."""
 
+import os
 import subprocess
 import sys
 
@@ -61,6 +62,39 @@ def test_the_blas_part_imports_no_mlx():
         "print('mlx' in sys.modules or 'mlx.core' in sys.modules)"
     )
     assert run(code) == "False"
+
+
+def test_threads_of_the_blas_are_divided_and_given_back(monkeypatch):
+    """Each stream gets an equal share, at least one; 1 restores what there was; without a BLAS nothing happens."""
+    seen: list[int] = []
+    monkeypatch.setattr(device, "_blas_threads", lambda: (seen.append, 6))
+    for num_streams in (2, 4, 12, 1):
+        device.share_blas(num_streams)
+    assert seen == [3, 1, 1, 6]
+    monkeypatch.setattr(device, "_blas_threads", lambda: None)
+    device.share_blas(2)
+
+
+@ON_LINUX
+def test_the_loaded_blas_follows():
+    """The functions are those of the library that was loaded."""
+    code = (
+        "from headrace_models import device\n"
+        "report = device.enable_fast_blas()\n"
+        "found = device._blas_threads()\n"
+        "print(report.loaded == (found is not None))\n"
+        "device.share_blas(10**6)\n"
+        "device._blas_threads.cache_clear()\n"
+        "print(found is None or device._blas_threads()[1])\n"
+    )
+    assert run(code).split() in (["True", "1"], ["True", "True"])
+
+
+def test_interleaving_keeps_a_width_that_is_set(monkeypatch):
+    """A user's own setting wins."""
+    monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "7")
+    device.interleave_streams()
+    assert os.environ["MLX_BFS_MAX_WIDTH"] == "7"
 
 
 def test_profile_and_measurement_describe_this_machine():

@@ -1,6 +1,7 @@
 """Laws of `MlxStepRunner`: a row in a batch equals the row alone on plain caches."""
 
 import gc
+import itertools
 import weakref
 from functools import partial
 
@@ -10,6 +11,7 @@ import pytest
 from headrace_kvcache import KVCache, RotatingKVCache
 from headrace_sampling import SamplingParams, make_step_sampler
 from headrace_scheduling import Engine, EngineFailed, GenerateOptions, MlxStepRunner
+from headrace_scheduling.cpu_streams import CpuStreams
 from headrace_scheduling.scheduler import BatchScheduler
 from headrace_scheduling.seats import make_seats
 from headrace_scheduling.steps import RowId, RowSpec
@@ -83,6 +85,24 @@ def test_rows_in_a_batch_equal_the_rows_alone(launches_early, chunk):
     for spec in specs:
         assert tokens[spec.row_id.request_id] == _alone(model, spec.prompt_ids, spec.max_tokens, spec.sampling)
     assert runner.kv_bytes == 0
+
+
+@pytest.mark.parametrize("chunk", [64, 512])
+def test_streams_change_no_token(chunk):
+    """Law: prompts that are dealt among streams give what they give alone, beside rows that decode."""
+    model = ScriptedModel(_FACTS)
+    shared = []
+    runner = _runner(model, max_rows=3, streams=CpuStreams(2, shared.append))
+    scheduler = BatchScheduler(3, 600, prefill_chunk=chunk)
+    prompts = [tuple(range(start, start + length)) for start, length in ((1, 200), (50, 90), (7, 64), (3, 5), (9, 150))]
+    specs = [_spec(n, prompt, 6, (SamplingParams(), _SEEDED)[n % 2]) for n, prompt in enumerate(prompts)]
+    for spec in specs:
+        scheduler.submit([spec])
+    tokens = _run(runner, scheduler)
+    for spec in specs:
+        assert tokens[spec.row_id.request_id] == _alone(model, spec.prompt_ids, spec.max_tokens, spec.sampling)
+    assert set(shared) == {1, 2}
+    assert all(one != next_one for one, next_one in itertools.pairwise(shared))
 
 
 def test_a_row_outgrows_its_buffers_unchanged():

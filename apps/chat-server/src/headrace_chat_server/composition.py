@@ -1,6 +1,7 @@
 """From settings to parts that work together: engine port, gateway, registry and application."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,8 @@ _STOP_TIMEOUT_S = 10.0
 # Time to write all stored prompts to a slow disk; a second Ctrl-C ends it.
 _SAVING_TIMEOUT_S = 120.0
 _AT_ONCE_S = 1.0
+# More would cut prompts so short that their products lose what the streams win.
+_MAX_PREFILL_STREAMS = 2
 
 
 @define(kw_only=True)
@@ -148,6 +151,8 @@ def make_port(
     Raises:
         ModelUnavailable: the KV scheme cannot be used.
     """
+    from headrace_models import share_blas
+
     folder = None if settings.prompt_cache_dir is None else Path(settings.prompt_cache_dir).expanduser()
     config = EngineConfig(
         loader=loader,
@@ -161,6 +166,8 @@ def make_port(
         prompt_cache_bytes=settings.prompt_cache if limits is None else limits.prompt_cache_bytes,
         prompt_cache_dir=folder,
         stop_timeout_s=_STOP_TIMEOUT_S if folder is None else _SAVING_TIMEOUT_S,
+        prefill_streams=min(_MAX_PREFILL_STREAMS, os.cpu_count() or 1),
+        share_blas=share_blas,
     )
     if settings.transport == "thread":
         from headrace_scheduling.thread_port import ThreadEnginePort

@@ -28,10 +28,11 @@ class EngineLoader:
         Raises:
             ModelError: when the model cannot be loaded.
         """
-        from headrace_models import enable_fast_blas
+        from headrace_models import enable_fast_blas, interleave_streams
 
         # Only before the first import of mlx can its BLAS symbols be replaced.
         enable_fast_blas()
+        interleave_streams()
         from headrace_models import ModelSource, load
 
         loaded = load(ModelSource(name=self.name, path=self.path, format=self.format), dtype=self.dtype)

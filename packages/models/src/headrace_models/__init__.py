@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from headrace_models.converting import convert as convert
     from headrace_models.device import BlasReport as BlasReport
     from headrace_models.device import enable_fast_blas as enable_fast_blas
+    from headrace_models.device import interleave_streams as interleave_streams
     from headrace_models.device import measure as measure
     from headrace_models.device import profile as profile
+    from headrace_models.device import share_blas as share_blas
     from headrace_models.errors import ChecksumMismatch as ChecksumMismatch
     from headrace_models.errors import DownloadError as DownloadError
     from headrace_models.errors import ModelError as ModelError
@@ -76,6 +78,7 @@ __all__ = [
     "export",
     "fit",
     "fit_source",
+    "interleave_streams",
     "load",
     "load_codec",
     "measure",
@@ -84,6 +87,7 @@ __all__ = [
     "read_config",
     "read_headers",
     "resolve",
+    "share_blas",
 ]
 
 _MODULES = {
@@ -115,6 +119,7 @@ _MODULES = {
     "export": "exporting",
     "fit": "fitting",
     "fit_source": "fitting",
+    "interleave_streams": "device",
     "load": "loading",
     "load_codec": "codec",
     "measure": "device",
@@ -123,6 +128,7 @@ _MODULES = {
     "read_config": "config",
     "read_headers": "headers",
     "resolve": "sources",
+    "share_blas": "device",
 }
 
 

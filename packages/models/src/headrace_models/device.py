@@ -10,6 +10,7 @@ import ctypes
 import os
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,12 +21,27 @@ if TYPE_CHECKING:
 
     import mlx.core as mx
 
-__all__ = ["BlasReport", "DeviceKind", "DeviceMeasurement", "DeviceProfile", "enable_fast_blas", "measure", "profile"]
+__all__ = [
+    "BlasReport",
+    "DeviceKind",
+    "DeviceMeasurement",
+    "DeviceProfile",
+    "enable_fast_blas",
+    "interleave_streams",
+    "measure",
+    "profile",
+    "share_blas",
+]
 
 DeviceKind = Literal["metal", "cuda", "cpu"]
 
 _MKL_NAMES = ("libmkl_rt.so.3", "libmkl_rt.so.2")
 _OPENBLAS_NAMES = ("libopenblas.so.0",)
+# Functions that set and tell the number of threads.
+_THREAD_FUNCTIONS = (
+    ("MKL_Set_Num_Threads", "MKL_Get_Max_Threads"),
+    ("openblas_set_num_threads", "openblas_get_num_threads"),
+)
 _SLOW_GFLOPS = 40.0
 _MATRIX_SIZE = 1024
 _VECTOR_SHAPE = (1024, 4096)
@@ -100,6 +116,35 @@ def _load_global(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def interleave_streams() -> None:
+    """Let MLX enqueue independent parts of a graph in turns, so that streams of a CPU work at the same time.
+
+    Its default follows one part to its end before the next. Only before MLX evaluates for the first time has this an
+    effect; a width that the environment sets is kept.
+    """
+    os.environ.setdefault("MLX_BFS_MAX_WIDTH", "50")
+
+
+def share_blas(num_streams: int) -> None:
+    """Divide the threads of the BLAS in this process among so many streams; 1 gives one stream all of them."""
+    found = _blas_threads()
+    if found is not None:
+        set_threads, num_threads = found
+        set_threads(max(1, num_threads // num_streams))
+
+
+@cache
+def _blas_threads() -> tuple[Callable[[int], object], int] | None:
+    """Find what sets the number of threads, and their number before it was ever set; None for no known BLAS."""
+    process = ctypes.CDLL(None)
+    for set_name, get_name in _THREAD_FUNCTIONS:
+        try:
+            return process[set_name], int(process[get_name]())
+        except AttributeError:
+            continue
+    return None
 
 
 def profile() -> DeviceProfile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - as below
 from typing import Any
 
 from attrs import field, frozen, validators
@@ -50,6 +50,8 @@ class EngineConfig:
         handlers: type of an `Exclusive` or `Prepare` operation -> its handler.
         compile_grammar: compiles a request's grammar; None refuses requests that carry one.
         jump_forward: whether tokens that a grammar forces are computed together instead of one a step.
+        prefill_streams: streams of a CPU that a step's prompts are dealt among; other devices use one.
+        share_blas: divides the threads of the CPU's BLAS among so many streams; 1 gives one all of them.
         make_runner: makes the step runner of a loaded model; None takes `MlxStepRunner`.
         make_store: makes the prefix store of `prompt_cache_bytes`; None takes `headrace_kvcache.PrefixCache`.
     """
@@ -69,5 +71,7 @@ class EngineConfig:
     handlers: Mapping[type, OperationHandler] = field(factory=dict[type, OperationHandler])
     compile_grammar: GrammarCompiler | None = None
     jump_forward: bool = True
+    prefill_streams: int = field(default=1, validator=[validators.instance_of(int), validators.ge(1)])
+    share_blas: Callable[[int], None] | None = None
     make_runner: Callable[[LoadedModel, EngineConfig], StepRunner] | None = None
     make_store: Callable[[int], PrefixStore] | None = None

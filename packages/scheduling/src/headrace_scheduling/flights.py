@@ -53,6 +53,7 @@ class Flight:
         rows, hidden: the rows that sample, and their last hidden positions `(B, 1, D)` in parts.
         prefilled: hidden positions that are only computed.
         runs: the rows that fed forced tokens, and those of them that no step samples.
+        has_prompts: whether it computes prompts.
         tokens: `(B,) int32`, once the step is launched and if any row samples.
         logprobs: of the rows that ask.
     """
@@ -61,6 +62,7 @@ class Flight:
     hidden: list[mx.array]
     prefilled: list[mx.array]
     runs: dict[RowId, tuple[int, ...]] = field(factory=dict)
+    has_prompts: bool = False
     tokens: mx.array | None = None
     logprobs: StepLogprobs | None = None
     is_launched: bool = False

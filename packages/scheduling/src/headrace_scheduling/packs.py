@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _CHEAP_POSITIONS = 128
 # Otherwise at most a fifth of a forward's positions are padding.
 _MAX_WASTE = 1.25
+# Fewer positions are not worth more than one forward.
+_SPLIT_POSITIONS = 64
 # Rows that decode wait for the padding of every step, so for them it has to be cheaper than another forward.
 _CHEAP_DECODE = 32
 
@@ -73,6 +75,31 @@ def pack_slices(slices: Sequence[Part]) -> list[list[Part]]:
         packs.append([part])
         num_tokens = part.length
     return packs
+
+
+def split_pack(pack: Sequence[Part], num_streams: int) -> list[list[Part]]:
+    """Split a forward into about equal ones for streams that run at the same time.
+
+    Rows are dealt out if that comes out even; otherwise every row is cut, and its pieces follow one another.
+    """
+    if num_streams == 1 or pack[0].length * len(pack) < _SPLIT_POSITIONS:
+        return [list(pack)]
+    if len(pack) % num_streams == 0:
+        return [list(pack[index::num_streams]) for index in range(num_streams)]
+    pieces = [_cut(part, num_streams) for part in pack]
+    return [[cut[index] for cut in pieces if cut[index].token_ids] for index in range(num_streams)]
+
+
+def _cut(part: Part, num_pieces: int) -> list[Part]:
+    """Cut a part into pieces, the last of which is never empty and does what the whole was to do at its end."""
+    length = part.length
+    ends = [length * (index + 1) // num_pieces for index in range(num_pieces)]
+    starts = [0, *ends[:-1]]
+    inner = evolve(part, samples=False, converts=False)
+    return [
+        evolve(part if end == length else inner, token_ids=part.token_ids[start:end])
+        for start, end in zip(starts, ends, strict=True)
+    ]
 
 
 def _length(part: Part) -> int:

@@ -9,8 +9,9 @@ import mlx.core as mx
 from attrs import evolve
 
 from headrace_sampling import BatchSampler, create_row_sampling, make_step_sampler
+from headrace_scheduling.cpu_streams import CpuStreams
 from headrace_scheduling.flights import Flight, Row, emitted, last_tokens, scored
-from headrace_scheduling.packs import Part, pack_decodes, pack_slices
+from headrace_scheduling.packs import pack_decodes, pack_slices
 from headrace_scheduling.prompt_scores import PromptScores
 from headrace_scheduling.row_grammar import RowGrammar, advance
 from headrace_scheduling.seats import Seats, make_seats, measure_cache_spec
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from headrace_kvcache import CacheSpec
     from headrace_scheduling.config import EngineConfig
+    from headrace_scheduling.packs import Part
     from headrace_scheduling.ports import LoadedModel, RuntimeModel
     from headrace_scheduling.steps import CacheTraits, RowId, RowOpening, Snapshot
 
@@ -39,16 +41,24 @@ class MlxStepRunner:
             enqueueing waits for most of the work, so there the step is only built, and enqueued after the read.
             None decides by the default device.
         jumps_forward: whether tokens that a grammar forces are fed together.
+        streams: what prompts are dealt among; None leaves them on the default stream.
     """
 
     def __init__(
-        self, model: RuntimeModel, seats: Seats, *, launches_early: bool | None = None, jumps_forward: bool = True
+        self,
+        model: RuntimeModel,
+        seats: Seats,
+        *,
+        launches_early: bool | None = None,
+        jumps_forward: bool = True,
+        streams: CpuStreams | None = None,
     ) -> None:
         self._model = model
         self._seats = seats
         self._vocab_size = model.config.vocab_size
         self._launches_early = mx.default_device() == mx.Device(mx.gpu) if launches_early is None else launches_early
         self._jumps_forward = jumps_forward
+        self._streams = CpuStreams() if streams is None else streams
         self._sampler = BatchSampler()
         self._spec: CacheSpec | None = None
         self._num_steps = 0
@@ -129,9 +139,12 @@ class MlxStepRunner:
     def dispatch(self, step: Step) -> None:
         """Build a step, and enqueue it as far as the device allows."""
         self._launch_built()
-        flight = Flight([], [], [], {run.row_id: run.token_ids[1:] for run in step.runs})
+        runs = {run.row_id: run.token_ids[1:] for run in step.runs}
+        flight = Flight([], [], [], runs, has_prompts=bool(step.prefills))
         decodes, slices = pack_decodes(step)
-        for pack in ([decodes] if decodes else []) + pack_slices(slices):
+        if decodes:
+            self._append(decodes, flight)
+        for pack in self._streams.deal(pack_slices(slices)):
             self._append(pack, flight)
         self._flights.append(flight)
         if len(self._flights) == 1:
@@ -240,6 +253,7 @@ class MlxStepRunner:
     def _launch(self, flight: Flight) -> None:
         if not flight.is_launched:
             flight.is_launched = True
+            self._streams.prepare(has_prompts=flight.has_prompts)
             self._sample(flight)
             # Not the buffers: these targets read them after the writes, and a further reference makes a write a copy.
             captured = () if flight.logprobs is None else flight.logprobs.arrays
@@ -248,6 +262,7 @@ class MlxStepRunner:
     def _launch_early(self, flight: Flight) -> None:
         """Enqueue a step while the one before it is unread: all of it, or its forward if a grammar waits for tokens."""
         if flight.has_grammar:
+            self._streams.prepare(has_prompts=flight.has_prompts)
             mx.async_eval(*flight.hidden, *flight.prefilled)
         else:
             self._launch(flight)
@@ -287,4 +302,5 @@ def _last_positions(hidden: mx.array, lengths: Sequence[int], chosen: Sequence[i
 def make_mlx_runner(loaded: LoadedModel, config: EngineConfig) -> MlxStepRunner:
     """Make the runner of a loaded model; the default of `EngineConfig.make_runner`."""
     seats = make_seats(loaded.model, config.kv_scheme, max_rows=config.max_rows)
-    return MlxStepRunner(loaded.model, seats, jumps_forward=config.jump_forward)
+    streams = CpuStreams(config.prefill_streams, config.share_blas)
+    return MlxStepRunner(loaded.model, seats, jumps_forward=config.jump_forward, streams=streams)
