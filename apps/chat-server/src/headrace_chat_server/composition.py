@@ -16,6 +16,7 @@ from headrace_chat_server.grammars import compile_grammar
 from headrace_chat_server.registry import SingleModelRegistry
 from headrace_chat_server.settings import EngineSettings, Settings, is_loopback
 from headrace_chat_server.text_side import TextSide, load_text_side
+from headrace_chat_server.transcription import Transcription
 from headrace_scheduling import EngineConfig, GenerationGateway, SchedulingError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Composition:
     gateway: GenerationGateway
     registry: SingleModelRegistry
     started_at: float
+    transcription: Transcription | None = None
     _load_text_side: Callable[[], TextSide] = field(alias="load_text_side")
 
     async def start(self) -> None:
@@ -71,6 +73,7 @@ class Composition:
         from importlib.metadata import version
 
         from headrace_http_api import LOOPBACK_HOSTS, ApiConfig, ApiServices, ServerInfo, create_app
+        from headrace_http_api.app import chat_groups
 
         server = self.settings.server
         services = ApiServices(
@@ -86,7 +89,13 @@ class Composition:
             stall_timeout_s=server.stall_timeout_s,
             max_unread_tokens=server.max_unread_tokens,
         )
-        return create_app(services, config)
+        groups = [*chat_groups(), *([] if self.transcription is None else [self.transcription.routes])]
+        return create_app(services, config, groups=groups)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take nothing more, and wait for what runs; whether all of it ended in time."""
+        parts = [self.gateway, *([] if self.transcription is None else [self.transcription])]
+        return all(await asyncio.gather(*(part.drain(timeout_s) for part in parts)))
 
     async def close(self, *, at_once: bool = False) -> None:
         """End what runs and stop the engine, which saves its stored prompts if a folder is set. Idempotent.
@@ -94,6 +103,8 @@ class Composition:
         Args:
             at_once: end the engine as it stands after a second.
         """
+        if self.transcription is not None:
+            await self.transcription.close()
         await self.gateway.close(_AT_ONCE_S if at_once else None)
 
 
@@ -105,6 +116,7 @@ def compose(
     load_text: Callable[[], TextSide] | None = None,
     started_at: float | None = None,
     limits: ServingLimits | None = None,
+    transcription: Transcription | None = None,
 ) -> Composition:
     """Put the parts together without starting or loading any.
 
@@ -115,6 +127,7 @@ def compose(
         load_text: replaces the loading of codec and sampling defaults.
         started_at: Unix time in seconds of the program's start; None is now.
         limits: what the machine's memory allows; None leaves it to the model and the settings.
+        transcription: serves audio too; closed with the rest.
     """
     started_at = time.time() if started_at is None else started_at
     if loader is None:
@@ -132,6 +145,7 @@ def compose(
         gateway=gateway,
         registry=registry,
         started_at=started_at,
+        transcription=transcription,
         load_text_side=load_text or (lambda: load_text_side(source, settings.sampling, settings.chat_template)),
     )
 

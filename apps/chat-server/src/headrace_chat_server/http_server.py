@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -15,9 +15,15 @@ from headrace_http_api.outlet import ABORT_KEY
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from headrace_scheduling import GenerationGateway
-
 _LAST_BYTES_TIMEOUT_S = 1
+
+
+class Drainable(Protocol):
+    """What runs behind the application."""
+
+    async def drain(self, timeout_s: float, /) -> bool: ...
+
+    async def close(self) -> None: ...
 
 
 class _AbortingProtocol(H11Protocol):
@@ -47,10 +53,11 @@ class HttpServer:
         self,
         app: "Starlette",
         *,
-        gateway: "GenerationGateway",
+        gateway: Drainable,
         signals: StopSignals,
         drain_timeout_s: float,
         log_level: str,
+        has_websockets: bool = False,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -61,7 +68,7 @@ class HttpServer:
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=_LAST_BYTES_TIMEOUT_S,
-            ws="none",
+            ws="websockets-sansio" if has_websockets else "none",
         )
         self._server = _UnsignalledServer(config)
         self._gateway = gateway

@@ -14,6 +14,7 @@ from headrace_chat_server.models import find_model, require_backend
 from headrace_chat_server.prompt_folder import check_prompt_folder
 from headrace_chat_server.settings import Settings, check_binding
 from headrace_chat_server.stop_signals import StopSignals, stop_signals
+from headrace_chat_server.transcription import make_transcription
 
 if TYPE_CHECKING:
     from headrace_models import ModelSource
@@ -45,7 +46,8 @@ async def _serve(
     started_at: float,
     limits: ServingLimits | None,
 ) -> int:
-    composition = compose(settings, source, started_at=started_at, limits=limits)
+    transcription = make_transcription(settings.whisper)
+    composition = compose(settings, source, started_at=started_at, limits=limits, transcription=transcription)
     url = url_of(listener)
     with stop_signals() as signals:
         try:
@@ -81,10 +83,11 @@ async def _serve_http(composition: Composition, listener: socket.socket, signals
     settings = composition.settings.server
     server = HttpServer(
         composition.make_app(),
-        gateway=composition.gateway,
+        gateway=composition,
         signals=signals,
         drain_timeout_s=settings.drain_timeout_s,
         log_level=settings.log_level,
+        has_websockets=composition.transcription is not None,
     )
     announcement = asyncio.create_task(_announce_ready(composition, url))
     # A model that cannot be loaded ends the server; its reason is raised below.

@@ -22,6 +22,7 @@ __all__ = [
     "ServerSettings",
     "Settings",
     "Transport",
+    "WhisperSettings",
     "build",
     "check_binding",
     "is_loopback",
@@ -179,6 +180,31 @@ class SamplingSettings:
 
 
 @frozen(kw_only=True)
+class WhisperSettings:
+    """Whether audio is transcribed too."""
+
+    model: str | None = _setting(
+        None,
+        Option(
+            kind=Text(),
+            flag="whisper-model",
+            help="Whisper model that also serves /v1/audio: a short name such as whisper-base, a folder or a hub id",
+        ),
+    )
+    idle_unload_s: float = _setting(
+        0.0,
+        Option(
+            kind=Number(0, 86_400),
+            flag="whisper-idle-unload",
+            help="seconds without work after which it leaves memory; 0: after each transcription",
+        ),
+    )
+    resident: bool = _setting(
+        False, Option(kind=Switch(), flag="whisper-resident", help="keep it in memory, once it is loaded")
+    )
+
+
+@frozen(kw_only=True)
 class Settings:
     """Everything that `headrace serve` can be told.
 
@@ -194,6 +220,7 @@ class Settings:
     server: ServerSettings = field(factory=ServerSettings)
     engine: EngineSettings = field(factory=EngineSettings)
     sampling: SamplingSettings = field(factory=SamplingSettings)
+    whisper: WhisperSettings = field(factory=WhisperSettings)
 
 
 @frozen(kw_only=True)
