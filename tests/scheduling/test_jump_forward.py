@@ -108,7 +108,7 @@ _MIX = (
     _request(_JSON, stop=("le", "is_r")),
     _request(_ONE, stop=("one ans",)),
     _request(_CALL, ignore_eos=True, sampling=_WARM),
-    *(_request(_ONE, max_tokens=limit) for limit in (1, 2, 62, 63)),
+    *(_request(_ONE, max_tokens=limit) for limit in (1, 2, 61, 62)),
     _request(_THINKING, max_tokens=40, sampling={**_WARM, "logit_bias": {ord("z"): 4.0}}),
     _request(_JSON, sampling={"logprobs": 2}),
 )
@@ -250,3 +250,39 @@ def test_runs_take_half_of_the_room_of_prompts():
     assert [row.request_id for row in step.decodes] == [2]
     assert sum(len(part.token_ids) for part in step.prefills) == 10
     scheduler.check_integrity()
+
+
+class _Room:
+    """A budget that notes how far rows want to grow, and lets one of them wait."""
+
+    holders = frozenset()
+
+    def __init__(self, waiting):
+        self.grown = {}
+        self._waiting = waiting
+
+    def refuse(self, num_tokens):
+        """Everything fits."""
+
+    def reserve(self, row_id, num_prompt_tokens, max_tokens):
+        return True
+
+    def grow(self, row_id, num_tokens):
+        self.grown[row_id] = num_tokens
+        return row_id != self._waiting
+
+
+def test_a_run_stays_within_the_rows_limit_and_slot():
+    """Law: a run leaves room for the token that is sampled after it, and is fed only where its slot can hold it."""
+    budget = _Room(RowId(1))
+    scheduler = BatchScheduler(4, 500, prefill_chunk=100, budget=budget)
+    for number, limit in enumerate((5, 50, 50)):
+        spec = RowSpec(row_id=RowId(number), prompt_ids=(1, 2), max_tokens=limit, sampling=SamplingParams())
+        scheduler.submit([spec])
+    step = scheduler.schedule()
+    tokens = {part.row_id: (4,) for part in step.prefills}
+    scheduler.apply(StepResult(tokens, forced=dict.fromkeys(tokens, (5,) * 9)))
+    runs = {run.row_id.request_id: len(run.token_ids) for run in scheduler.schedule().runs}
+    assert runs == {0: 4, 2: 10}
+    assert budget.grown == {RowId(0): 2 + 4, RowId(1): 2 + 10, RowId(2): 2 + 10}
+    assert scheduler.schedule().decodes == (RowId(2),)

@@ -23,6 +23,14 @@ def test_the_page_lists_what_is_refused(page, schemas):
     assert re.findall(r"^\| (.+?) \|", table, re.MULTILINE) == [entry["name"] for entry in schemas["unsupported"]]
 
 
+def test_the_page_lists_what_other_grammars_may_not_have(page, schemas):
+    """The table of regular expressions and grammars has exactly the refusals that are tested, in their order."""
+    table = page.partition("| kind | what | `reason` says |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(.+?)` \| (.+?) \| (.+?) \|$", table, re.MULTILINE)
+
+    assert rows == [(entry["kind"], entry["name"], entry["reason"]) for entry in schemas["refused"]]
+
+
 def test_the_page_counts_the_schemas(page, schemas):
     """The number of schemas that the page gives is that of the table."""
     assert f"all replies of {len(schemas['supported'])} schemas" in page
