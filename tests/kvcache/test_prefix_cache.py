@@ -118,8 +118,12 @@ class NaiveStore:
         self.evict_to(self.max_bytes - entry.num_bytes)
         self.entries.append(entry)
         self.touch(entry)
-        if session is not None and least == len(tokens):
+        if least == len(tokens):
             own = [each for each in self.entries if each.least == len(each.tokens) and each.sessions == {session}]
+            if session is None:
+                own = [
+                    each for each in own if each.namespace == namespace and each.tokens == tokens[: len(each.tokens)]
+                ]
             own = sorted((each for each in own if each.namespace.tenant == namespace.tenant), key=lambda e: e.last_use)
             for each in own[: -self.max_boundaries]:
                 self.entries.remove(each)
@@ -378,7 +382,7 @@ def test_attachments_come_with_the_whole_entry_alone():
 
 
 def test_one_conversation_does_not_fill_the_store_with_boundaries():
-    """The oldest untrimmable entries of a session go beyond its number; those that others use too do not count."""
+    """The oldest untrimmable entries of a conversation go beyond its number; those that others use too do not count."""
     evicted = []
     store = PrefixCache(1 << 30, on_evict=lambda view: evicted.append(len(view.tokens)))
     shared = list(range(40))
@@ -390,7 +394,8 @@ def test_one_conversation_does_not_fill_the_store_with_boundaries():
     assert evicted == list(range(41, 47))
     for length in range(51, 58):
         store.put(range(length), KINDS["recurrent"](range(length)), namespace=ONE)
-    assert len(store) == 12
+    # Without a session the turns are those that begin with each other.
+    assert [entry.num_tokens for entry in store._entries] == [40, 47, 48, 49, 50, 54, 55, 56, 57]
 
 
 def test_misses_are_counted_by_their_reason():
@@ -570,3 +575,30 @@ def test_a_cold_entry_that_does_not_fit_is_used_and_not_kept():
     store.put(range(40), [plain(range(40))], namespace=ONE)
     assert store.take(prompt(60), namespace=ONE).num_tokens == 60
     assert [entry.num_tokens for entry in store._entries] == [40]
+
+
+@pytest.mark.parametrize("session", ["one", None])
+@pytest.mark.parametrize("kind", ["ring", "recurrent"])
+def test_a_long_conversation_holds_few_boundaries_and_still_hits(kind, session):
+    """Law: thirty turns on caches that cannot be trimmed hold four entries, with a session and without.
+
+    The next turn begins where the last one ended, an edited last turn at the boundary before it, and another
+    conversation at the text that both begin with, as long as it comes back to it.
+    """
+    store = PrefixCache(1 << 30, min_tokens=4)
+    opening = tuple(range(40))
+    assert store.put(opening, KINDS[kind](opening), namespace=ONE, session_id="other")
+    history = opening
+    for turn in range(30):
+        hit = store.take([*history, 9000 + turn], namespace=ONE, session_id=session)
+        assert hit.num_tokens == len(history)
+        assert_holds(hit.caches, history)
+        asked = (*history, 9000 + turn, 9100 + turn)
+        history = (*asked, 9200 + turn)
+        for tokens in (asked, history):
+            assert store.put(tokens, KINDS[kind](tokens), namespace=ONE, session_id=session)
+        assert store.take([*opening, 7], namespace=ONE, session_id="other").num_tokens == 40
+        assert len(store) <= 1 + 4
+        store.check_integrity()
+    edited = store.take([*asked, 1, 2], namespace=ONE, session_id=session)
+    assert edited.tokens == asked

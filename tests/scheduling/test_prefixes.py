@@ -255,3 +255,17 @@ def test_a_row_that_stands_at_the_common_length_is_copied_there():
     ends = [number for number, events in enumerate(run.events) for row in events.rows if row.end is not None]
     first_of_2 = next(n for n, events in enumerate(run.events) for row in events.rows if row.request_id == 2)
     assert first_of_2 < ends[0]
+
+
+def test_the_end_of_a_reply_does_not_wait_for_its_copy():
+    """Law: a row's end is published before its keys and values are copied and stored."""
+    told = []
+
+    class Watching(FakePrefixStore):
+        def put(self, tokens, caches, **about):
+            told.append([bool(run.ends(request_id)) for request_id in (1, 2)])
+            return super().put(tokens, caches, **about)
+
+    run = _harness(store=Watching())
+    run.run(make_submit(1, _LONG, 3), make_submit(2, _LONG[::-1], 6))
+    assert told[-2:] == [[True, False], [True, True]]

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from headrace_kvcache.clones import arrays_of, clone_caches
 from headrace_kvcache.errors import IntegrityError, InvalidLength
 from headrace_kvcache.prefix_cold import ColdTier
 from headrace_kvcache.prefix_entries import PrefixEntries
 from headrace_kvcache.prefix_faults import log_fault
 from headrace_kvcache.prefix_hit import PrefixHit, PrefixView
-from headrace_kvcache.prefix_making import check_entry, make_entry, served_caches
+from headrace_kvcache.prefix_making import arrays_in, check_entry, make_entry, served_caches, share
 from headrace_kvcache.prefix_stats import PrefixCounters
 from headrace_kvcache.radix_trie import key_of, tokens_of
 from headrace_kvcache.trims import check_held
@@ -29,9 +28,10 @@ if TYPE_CHECKING:
 class PrefixCache:
     """Keeps caches by the tokens they hold, within a number of bytes; the least recently used leave first.
 
-    Entries own their bytes. `put` shares the caller's buffers where these are compact and copies them where they are
-    mostly room or a view of something larger; `take` copies nothing. After either, both sides may go on: a buffer that
-    is still shared is copied by the side that writes first.
+    Entries own their bytes, and hold those of a long common beginning once. `put` shares the caller's buffers where
+    these are compact and copies them where they are mostly room or a view of something larger; `take` copies nothing,
+    but joins what an entry holds in several segments. After either, both sides may go on: a buffer that is still shared
+    is copied by the side that writes first.
 
     Used by one thread, the one that evaluates the arrays. A lookup costs a comparison of bytes per edge of a radix
     trie, and a look at the entries that share the most tokens.
@@ -39,8 +39,9 @@ class PrefixCache:
     Args:
         max_bytes: the most bytes that entries may hold; 0 stores nothing.
         min_tokens: the least length of a hit; shorter prefixes are neither given nor stored.
-        max_boundaries: the most entries of one session that serve their exact tokens alone (full rings, recurrent
-            states), so that one conversation does not fill the store; entries that others use too do not count.
+        max_boundaries: the most entries of one conversation that serve their exact tokens alone (full rings, recurrent
+            states), so that it does not fill the store. A conversation is a session; without one, the entries that are
+            beginnings of each other. Entries that other sessions use too do not count.
         on_put: called with each entry that a `put` has stored.
         on_evict: called with each entry that left for lack of room; not for replaced, superseded or closed ones.
             A hook that raises is logged and harms nothing.
@@ -169,7 +170,7 @@ class PrefixCache:
         self._entries.touch(entry)
         self._entries.mark(entry, {session_id})
         is_whole = len(tokens) == entry.num_tokens
-        return PrefixHit(tuple(tokens), served_caches(entry.caches, len(tokens)), entry.attachments if is_whole else ())
+        return PrefixHit(tuple(tokens), served_caches(entry, len(tokens)), entry.attachments if is_whole else ())
 
     def _miss(self, reason: MissReason) -> None:
         self._counters.misses[reason] += 1
@@ -190,8 +191,8 @@ class PrefixCache:
         try:
             stored, caches = self._cold.load(found, tokens)
             length = found.num_tokens
-            hit = PrefixHit(tuple(tokens[:length]), served_caches(caches, length))
             entry = make_entry(key_of(stored), caches, namespace=namespace, session_id=session_id)
+            hit = PrefixHit(tuple(tokens[:length]), served_caches(entry, length))
             if entry.num_bytes <= self._max_bytes:
                 self._tell(self._on_evict, self._store(entry))
         except Exception as error:  # noqa: BLE001 - whatever a cold store raises or gives means no hit
@@ -252,11 +253,22 @@ class PrefixCache:
     def _store(self, entry: PrefixEntry) -> list[PrefixEntry]:
         """Make room, evaluate and add; return what had to leave for it."""
         self._replace(entry)
-        # Before the copies exist, so that the books hold at every moment.
-        evicted = self._evict_to(self._max_bytes - entry.num_bytes)
-        mx.eval(arrays_of(entry.caches))
+        self._share(entry)
         self._entries.add(entry)
+        # Before the copies exist, so that the books hold at every moment.
+        evicted = self._evict_to(self._max_bytes, but=entry)
+        try:
+            mx.eval(arrays_in(entry))
+        except BaseException:
+            self._entries.remove(entry)
+            raise
         return evicted + self._bound(entry)
+
+    def _share(self, entry: PrefixEntry) -> None:
+        """Let an entry hold what it has in common with another in the same bytes."""
+        for num_shared, entries in self._entries.matches(entry.key, entry.namespace):
+            share(entry, next(entries), num_shared, self._entries)
+            return
 
     def _replace(self, entry: PrefixEntry) -> None:
         """Remove what the entry serves in place of; who used that uses the entry."""
@@ -268,14 +280,25 @@ class PrefixCache:
             self._entries.remove(each)
 
     def _bound(self, entry: PrefixEntry) -> list[PrefixEntry]:
-        """Remove what a session holds beyond its number of boundaries."""
-        session_id, tenant = entry.session_id, entry.namespace.tenant
-        if session_id is None or not entry.is_boundary:
+        """Remove what a conversation holds beyond its number of boundaries, the least recently used first."""
+        if not entry.is_boundary:
             return []
-        own = [each for each in self._entries if each.is_boundary and each.is_only_of(session_id, tenant)]
+        own = [each for each in self._conversation(entry) if each.is_boundary]
         beyond = [each for each in own[: max(0, len(own) - self._max_boundaries)] if each is not entry]
         self._drop(beyond)
         return beyond
+
+    def _conversation(self, entry: PrefixEntry) -> list[PrefixEntry]:
+        """Return the entries that only an entry's session has used; without one, those of the turns before it.
+
+        An entry that another conversation goes on from is used again and again, and so is none of the oldest.
+        """
+        session_id, tenant = entry.session_id, entry.namespace.tenant
+        own = [each for each in self._entries if each.is_only_of(session_id, tenant)]
+        if session_id is not None:
+            return own
+        chain = {entry, *self._entries.ancestors(entry.key, entry.namespace)}
+        return [each for each in own if each in chain]
 
     def _refuse(self, reason: RefusalReason) -> bool:
         self._counters.refused_puts[reason] += 1
@@ -303,16 +326,16 @@ class PrefixCache:
         self._tell(self._on_evict, self._evict_to(_at_least("num_bytes", num_bytes, 0)))
         return before - self.nbytes
 
-    def _evict_to(self, num_bytes: int) -> list[PrefixEntry]:
-        leaving: list[PrefixEntry] = []
-        excess = self._entries.num_bytes - num_bytes
-        for entry in self._entries:
-            if excess <= 0:
+    def _evict_to(self, num_bytes: int, *, but: PrefixEntry | None = None) -> list[PrefixEntry]:
+        left: list[PrefixEntry] = []
+        for entry in list(self._entries):
+            if self._entries.num_bytes <= num_bytes:
                 break
-            leaving.append(entry)
-            excess -= entry.num_bytes
-        self._drop(leaving)
-        return leaving
+            # What an entry has in common with others stays with them.
+            if entry is not but:
+                self._drop([entry])
+                left.append(entry)
+        return left
 
     def _drop(self, leaving: Iterable[PrefixEntry]) -> None:
         for entry in leaving:
@@ -336,7 +359,9 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drop every entry; the counters stay."""
-        self._entries = PrefixEntries()
+        # One by one: nodes of a trie hold each other, and would keep the bytes until the collector comes.
+        for entry in list(self._entries):
+            self._entries.remove(entry)
 
     def check_integrity(self) -> None:
         """Check the books, and that every entry holds the tokens of its key in the bytes that it is billed.
@@ -352,7 +377,7 @@ class PrefixCache:
 
 
 def _view(entry: PrefixEntry) -> PrefixView:
-    return PrefixView(tokens_of(entry.key), entry.namespace, entry.session_id, clone_caches(entry.caches))
+    return PrefixView(tokens_of(entry.key), entry.namespace, entry.session_id, served_caches(entry, entry.num_tokens))
 
 
 def _is_of(entry: PrefixEntry, session_id: str | None) -> bool:

@@ -15,6 +15,7 @@ from attrs import frozen
 
 from headrace_kvcache.cache_file import load_caches, save_caches
 from headrace_kvcache.cache_manifest import FORMAT
+from headrace_kvcache.clones import arrays_of
 from headrace_kvcache.durable_files import DRAFT_SUFFIX, LOCAL_FILES
 from headrace_kvcache.errors import CacheFileError, KVCacheError
 from headrace_kvcache.prefix_labels import PrefixLabel, parse_label
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from headrace_kvcache.durable_files import FileSystem
     from headrace_kvcache.prefix_cache import PrefixCache
+    from headrace_kvcache.prefix_hit import PrefixView
 
 _logger = getLogger(__name__)
 
@@ -144,21 +146,17 @@ class PrefixFolder:
             _logger.warning("prompts cannot be stored: %s", error)
             return FolderReport(num_damaged=len(cache))
         self._remove_drafts()
-        views = list(cache.views())[::-1]
+        views, num_skipped = self._within_limit(list(cache.views())[::-1])
         labels = [PrefixLabel.of(view, self._identity) for view in views]
-        present = {file.path.name: file for file in self._found()}
-        kept = {label.file_name for label in labels}
-        self._make_room(cache.nbytes, [file for name, file in present.items() if name not in kept])
-        now, counts = time.time_ns(), {"written": 0, "entries": 0, "skipped": 0, "damaged": 0}
-        for rank, (view, label) in enumerate(zip(views, labels, strict=True)):
-            path = self._folder / label.file_name
+        self._make_room(sum(map(_num_bytes, views)), {label.file_name for label in labels})
+        now, counts = time.time_ns(), {"written": 0, "entries": 0, "skipped": num_skipped, "damaged": 0}
+        for rank, label in enumerate(labels):
+            # What is joined for a file goes with it.
+            view = views.pop(0)
             try:
-                if path.name not in present or path.name not in self._good:
-                    save_caches(path, view.caches, metadata=label.to_metadata(), mode=_FILE_MODE, files=self._files)
-                    self._good.add(path.name)
-                    counts["written"] += 1
+                counts["written"] += self._write(view, label)
                 used_ns = now - rank * _USE_STEP_NS
-                os.utime(path, ns=(used_ns, used_ns))
+                os.utime(self._folder / label.file_name, ns=(used_ns, used_ns))
                 counts["entries"] += 1
             except KVCacheError as error:
                 _logger.info("a prompt of %d tokens is not stored: %s", len(view.tokens), error)
@@ -167,7 +165,7 @@ class PrefixFolder:
                 _logger.warning("a prompt of %d tokens cannot be stored: %s", len(view.tokens), error)
                 counts["damaged"] += 1
                 if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
-                    counts["damaged"] += len(views) - rank - 1
+                    counts["damaged"] += len(views)
                     break
         return FolderReport(
             num_entries=counts["entries"],
@@ -178,8 +176,29 @@ class PrefixFolder:
             duration_s=time.perf_counter() - begun,
         )
 
-    def _make_room(self, num_bytes: int, others: list[_File]) -> None:
+    def _within_limit(self, views: list[PrefixView]) -> tuple[list[PrefixView], int]:
+        """Return the first entries that fit together, and how many do not: in files they have no bytes in common."""
+        chosen: list[PrefixView] = []
+        room = self._max_bytes
+        for view in views:
+            size = _num_bytes(view)
+            if size <= room:
+                chosen.append(view)
+                room -= size
+        return chosen, len(views) - len(chosen)
+
+    def _write(self, view: PrefixView, label: PrefixLabel) -> bool:
+        """Write an entry unless a good file of it is there, and return whether it was written."""
+        path = self._folder / label.file_name
+        if path.name in self._good and path.is_file():
+            return False
+        save_caches(path, view.caches, metadata=label.to_metadata(), mode=_FILE_MODE, files=self._files)
+        self._good.add(path.name)
+        return True
+
+    def _make_room(self, num_bytes: int, kept: set[str]) -> None:
         """Remove the least recently used of other entries until these and so many bytes are within the limit."""
+        others = [file for file in self._found() if file.path.name not in kept]
         excess = num_bytes + sum(file.num_bytes for file in others) - self._max_bytes
         for file in sorted(others, key=lambda each: each.used_ns):
             if excess <= 0:
@@ -216,3 +235,7 @@ class PrefixFolder:
             self._files.remove(path)
         except OSError as error:
             _logger.warning("a stored prompt cannot be removed: %s", error)
+
+
+def _num_bytes(view: PrefixView) -> int:
+    return sum(array.nbytes for array in arrays_of(view.caches))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace_kvcache.clones import arrays_of, compacted, shortened
+from headrace_kvcache.clones import arrays_of, clone_caches, compacted, shortened
 from headrace_kvcache.errors import IntegrityError
 from headrace_kvcache.fields import SLAB
 from headrace_kvcache.prefix_entries import PrefixEntry
+from headrace_kvcache.prefix_segments import is_linear, lead, pays, put_back, rest_bytes, taken_out
 from headrace_kvcache.radix_trie import TOKEN_BYTES
 from headrace_kvcache.trims import least_length, num_tokens_held, trim_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import mlx.core as mx
+
+    from headrace_kvcache.prefix_entries import PrefixEntries
     from headrace_kvcache.prefix_namespace import PrefixNamespace
 
 
@@ -28,36 +32,74 @@ def make_entry(
     """Make an entry of compact twins of caches that hold exactly the tokens of a key; its arrays are lazy."""
     twins = compacted(caches)
     num_tokens = len(key) // TOKEN_BYTES
+    least_tokens = least_length(twins, num_tokens)
+    hollow, segment = taken_out(twins, num_tokens)
     return PrefixEntry(
         namespace=namespace,
         key=key,
         num_tokens=num_tokens,
-        least_tokens=least_length(twins, num_tokens),
-        caches=twins,
-        num_bytes=_num_bytes(twins),
+        least_tokens=least_tokens,
+        hollow=hollow,
+        segments=[segment],
+        rest_bytes=rest_bytes(hollow),
         session_id=session_id,
         attachments=attachments,
         sessions={session_id},
     )
 
 
-def served_caches(caches: Sequence[Any], num_tokens: int) -> list[Any]:
-    """Return clones trimmed to their first `num_tokens` positions, without the buffers' tails."""
-    clones = [shortened(cache, num_tokens, step=SLAB) for cache in caches]
-    trim_to(clones, num_tokens)
-    return clones
+def share(entry: PrefixEntry, other: PrefixEntry, num_shared: int, entries: PrefixEntries) -> bool:
+    """Let a new entry hold its first tokens in the segments of another that has them, if that pays.
+
+    The new entry's own rest is copied, lazily. A segment of the other that goes on beyond them is split for all of its
+    users, which copies it.
+
+    Args:
+        entry: not in the books yet, in one segment.
+        other: in the books.
+        num_shared: how many first tokens the two have in common.
+        entries: the books.
+    """
+    (own,) = entry.segments
+    whole, straddled = lead(other.segments, num_shared)
+    if not own.fields or not own.fits(other.segments[0]) or not pays(num_shared, entry.num_tokens, straddled):
+        return False
+    if straddled is not None:
+        segment, count = straddled
+        parts = segment.split(count)
+        entries.replace_segment(segment, parts)
+        whole.append(parts[0])
+    entry.segments = [*whole, own.after(num_shared)] if num_shared < entry.num_tokens else whole
+    return True
+
+
+def arrays_in(entry: PrefixEntry) -> list[mx.array]:
+    """Return every array of an entry."""
+    held = [array for segment in entry.segments for fields in segment.fields for array in fields]
+    return arrays_of(entry.hollow) + held
+
+
+def served_caches(entry: PrefixEntry, num_tokens: int) -> list[Any]:
+    """Return clones of an entry's caches with their first `num_tokens` positions, without the buffers' tails."""
+    if num_tokens == entry.num_tokens:
+        clones = clone_caches(entry.hollow)
+    else:
+        clones = [shortened(cache, num_tokens, step=SLAB) for cache in entry.hollow]
+        rest = [cache for cache in clones if not is_linear(cache)]
+        if rest:
+            trim_to(rest, num_tokens)
+    return put_back(clones, entry.segments, num_tokens)
 
 
 def check_entry(entry: PrefixEntry) -> None:
     """Raise `IntegrityError` unless an entry holds the tokens of its key, in the bytes that it is billed."""
-    held = {num_tokens_held(cache) for cache in entry.caches} - {None}
+    caches = served_caches(entry, entry.num_tokens)
+    held = {num_tokens_held(cache) for cache in caches} - {None}
     if held != {entry.num_tokens} or len(entry.key) != entry.num_tokens * TOKEN_BYTES:
         raise IntegrityError(f"an entry of {entry.num_tokens} tokens has caches of {sorted(map(str, held))}")
-    if entry.least_tokens != least_length(entry.caches, entry.num_tokens):
+    if sum(segment.num_tokens for segment in entry.segments) != entry.num_tokens:
+        raise IntegrityError(f"the segments of an entry do not add up to its {entry.num_tokens} tokens")
+    if entry.least_tokens != least_length(caches, entry.num_tokens):
         raise IntegrityError(f"an entry of {entry.num_tokens} tokens cannot be trimmed to {entry.least_tokens}")
-    if entry.num_bytes != _num_bytes(entry.caches):
+    if entry.rest_bytes != rest_bytes(entry.hollow):
         raise IntegrityError(f"an entry of {entry.num_tokens} tokens holds other bytes than it is billed")
-
-
-def _num_bytes(caches: Sequence[Any]) -> int:
-    return sum(array.nbytes for array in arrays_of(caches))

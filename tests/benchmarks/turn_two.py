@@ -1,0 +1,110 @@
+"""Time what a stored prefix costs the next turn of a conversation: the copy into its slot, and the copy out at the end.
+
+    uv run python tests/benchmarks/turn_two.py [smollm2-135m | FILE.gguf] [--history 3000] [--agents 1] [--turns 6]
+
+Agents that begin with one text of random tokens take turns on an engine on a thread; each adds a question and a reply
+of 8 tokens. TTFT is queue and prefill, as the engine counts them; `whole` is until the last event. `take` finds and
+clones, `seat` copies the stored prefix into the row's slot, `copy` takes the row out of its slot when it ends, `put`
+stores that. Clocks of `seat` and `copy` stop when the bytes are there, which the engine itself does not wait for.
+Medians of each agent's later turns, in milliseconds.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+
+from headrace_models import enable_fast_blas
+
+enable_fast_blas()
+
+import mlx.core as mx  # noqa: E402
+
+from headrace_kvcache import PrefixCache  # noqa: E402
+from headrace_kvcache.clones import arrays_of  # noqa: E402
+from headrace_models import ModelSource, load  # noqa: E402
+from headrace_sampling import SamplingParams  # noqa: E402
+from headrace_scheduling import Engine, GenerateOptions, GenerationRequest  # noqa: E402
+from headrace_scheduling.seats import Seats  # noqa: E402
+
+TIMES: dict[str, float] = {}
+STORES: set[PrefixCache] = set()
+
+
+def clocked(owner, name, arrays):
+    """Time a method until what it made is there."""
+    method = getattr(owner, name)
+
+    def timed(self, *args, **kwargs):
+        begin = time.perf_counter()
+        result = method(self, *args, **kwargs)
+        mx.eval(arrays(self, result))
+        TIMES[name] = TIMES.get(name, 0.0) + (time.perf_counter() - begin) * 1e3
+        if owner is PrefixCache:
+            STORES.add(self)
+        return result
+
+    setattr(owner, name, timed)
+
+
+def watch():
+    clocked(PrefixCache, "take", lambda _, __: [])
+    clocked(Seats, "join", lambda seats, _: seats.batch.arrays)
+    clocked(Seats, "copy", lambda _, caches: arrays_of(caches))
+    clocked(PrefixCache, "put", lambda _, __: [])
+
+
+def take_turn(engine, prompt):
+    """Return what one turn cost, and its reply."""
+    options = GenerateOptions(max_tokens=8, ignore_eos=True, sampling=SamplingParams())
+    TIMES.clear()
+    begin = time.perf_counter()
+    ((result,),) = engine.run([GenerationRequest(prompt_ids=prompt, options=options, stable_boundary=len(prompt))])
+    whole = (time.perf_counter() - begin) * 1e3
+    # What is copied for the store comes after the end is told.
+    time.sleep(0.7)
+    stats = result.finished.stats
+    found = {"cached": stats.num_cached_tokens, "TTFT": (stats.queue_s + stats.prefill_s) * 1e3, "whole": whole}
+    names = {"take": "take", "join": "seat", "copy": "copy", "put": "put"}
+    return found | {shown: TIMES.get(name, 0.0) for name, shown in names.items()}, result.token_ids
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="smollm2-135m")
+    for name, default in (("history", 3000), ("new", 20), ("agents", 1), ("turns", 6)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+    source = args.model
+    if Path(source).is_file():
+        source = ModelSource(name="file", path=Path(source), format="gguf")
+    draw = random.Random(0)
+    stem = [draw.randrange(1000, 9000) for _ in range(args.history)]
+    histories = [list(stem) for _ in range(args.agents)]
+    rows = []
+    with Engine.open(partial(load, source)) as engine:
+        watch()
+        for turn in range(args.turns * args.agents):
+            history = histories[turn % args.agents]
+            history += [draw.randrange(1000, 9000) for _ in range(args.new)]
+            row, reply = take_turn(engine, tuple(history))
+            rows.append(row)
+            history += reply
+        (store,) = STORES
+        print(f"{len(store)} entries, {store.nbytes / 1e6:.1f} MB, each alone {held(store) / 1e6:.1f} MB")
+    later = rows[args.agents :]
+    print("first turn ", {name: round(value, 1) for name, value in rows[0].items()})
+    print("later turns", {name: round(statistics.median(row[name] for row in later), 1) for name in later[0]})
+    shares = (statistics.median(row[name] / row["TTFT"] for row in later) for name in ("seat", "copy"))
+    print("of the TTFT of a later turn: seat {:.1%}, copy {:.1%}".format(*shares))
+
+
+def held(store):
+    """Bytes of all entries if none had any in common."""
+    return sum(array.nbytes for view in store.views() for array in arrays_of(view.caches))
+
+
+if __name__ == "__main__":
+    main()
