@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -236,6 +237,24 @@ async def test_client_that_does_not_read_is_dropped(services, models, chat_body,
     assert models.num_leases == 0
     assert not any(message.get("more_body") is False for message in client.messages)
     assert services.streams == StreamCounts(num_dropped=1)
+
+
+async def test_client_that_never_reads_its_socket_is_dropped(make_url, services, models):
+    """What fits into the buffers of sockets and server is sent; then the row ends, and others are served."""
+    models.gateway.script = ["x" * 100_000] * 1000
+    place = urlsplit(await make_url(stall_timeout_s=0.1))
+    _, writer = await asyncio.open_connection(place.hostname, place.port, limit=1)
+    body = b'{"prompt": "a", "stream": true}'
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    async with asyncio.timeout(10):
+        while services.streams != StreamCounts(num_dropped=1):  # noqa: ASYNC110 - counts tell no changes
+            await asyncio.sleep(0.01)
+    generation = models.gateway.generations[0]
+    writer.transport.abort()
+
+    assert generation.closed.is_set()
+    assert 0 < generation.num_deltas < 500
+    assert models.num_leases == 0
 
 
 async def test_client_that_is_only_behind_is_waited_for(services, models, chat_body):

@@ -1,6 +1,8 @@
 """The server as clients see it: openai-python over a real socket, on the starter model."""
 
 import json
+import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -162,6 +164,41 @@ def test_top_k_above_the_vocabulary_filters_nothing(server):
     body = {"messages": QUESTION, "max_tokens": 2, "top_k": 1_000_000, "seed": 1}
     answer = httpx.post(f"{server.base_url}/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
+
+
+def until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("stream", "is_half"), [(True, False), (False, True)], ids=["stream-closed", "whole-half-closed"]
+)
+def test_a_client_that_leaves_takes_its_row_with_it(server, stream, is_half):
+    """Once its connection is closed, or its sending side is, nothing more is generated for a client."""
+
+    def counts():
+        (model,) = server.get("/stats").json()["models"].values()
+        return model["requests"]["cancelled"], model["batch"]["running"], model["tokens"]["generated"]
+
+    cancelled, _, generated = counts()
+    body = json.dumps({"messages": QUESTION, "max_tokens": 4000, "ignore_eos": True, "stream": stream}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
+    place = httpx.URL(server.url)
+    with socket.create_connection((place.host, place.port), timeout=30) as connection:
+        connection.sendall(head.encode() + body)
+        until(lambda: counts()[2] > generated + 2)
+        if is_half:
+            connection.shutdown(socket.SHUT_WR)
+            until(lambda: counts()[0] == cancelled + 1)
+    until(lambda: counts()[0] == cancelled + 1)
+    _, running, generated = counts()
+    time.sleep(0.1)
+    assert running == 0
+    assert counts()[2] == generated
+    assert "ERROR" not in server.read_errors()
 
 
 def test_no_prompt_or_output_reaches_a_log(server, client):

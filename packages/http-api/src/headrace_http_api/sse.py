@@ -1,5 +1,6 @@
 """Server-sent events: frames, headers, and a response that closes its source when the client leaves."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
@@ -84,6 +85,8 @@ class EventStream:
         except ClientStalled:
             self._counts.num_dropped += 1
             abort_connection(scope)
+            # The server notices in its next turn, and would else complain of an answer that has no end.
+            await asyncio.sleep(0)
 
     async def _send(self, outlet: Outlet) -> None:
         await outlet.open(self._headers)
