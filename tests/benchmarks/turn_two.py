@@ -6,12 +6,13 @@ Agents that begin with one text of random tokens take turns on an engine on a th
 of 8 tokens. TTFT is queue and prefill, as the engine counts them; `whole` is until the last event. `take` finds and
 clones, `seat` copies the stored prefix into the row's slot, `copy` takes the row out of its slot when it ends, `put`
 stores that. Clocks of `seat` and `copy` stop when the bytes are there, which the engine itself does not wait for.
-Medians of each agent's later turns, in milliseconds.
+Medians of each agent's later turns, in milliseconds. At the end all entries are saved to a folder and loaded again.
 """
 
 import argparse
 import random
 import statistics
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ enable_fast_blas()
 
 import mlx.core as mx  # noqa: E402
 
-from headrace_kvcache import PrefixCache  # noqa: E402
+from headrace_kvcache import PrefixCache, PrefixFolder  # noqa: E402
 from headrace_kvcache.clones import arrays_of  # noqa: E402
 from headrace_models import ModelSource, load  # noqa: E402
 from headrace_sampling import SamplingParams  # noqa: E402
@@ -93,12 +94,23 @@ def main():
             rows.append(row)
             history += reply
         (store,) = STORES
+        print_folder_times(store)
         print(f"{len(store)} entries, {store.nbytes / 1e6:.1f} MB, each alone {held(store) / 1e6:.1f} MB")
     later = rows[args.agents :]
     print("first turn ", {name: round(value, 1) for name, value in rows[0].items()})
     print("later turns", {name: round(statistics.median(row[name] for row in later), 1) for name in later[0]})
     shares = (statistics.median(row[name] / row["TTFT"] for row in later) for name in ("seat", "copy"))
     print("of the TTFT of a later turn: seat {:.1%}, copy {:.1%}".format(*shares))
+
+
+def print_folder_times(store):
+    """Save all entries to a folder, and load them into another cache."""
+    with tempfile.TemporaryDirectory() as path:
+        folder = PrefixFolder(path, identity="benchmark", max_bytes=1 << 40)
+        saved, again = folder.save(store), folder.save(store)
+        loaded = PrefixFolder(path, identity="benchmark", max_bytes=1 << 40).load(PrefixCache(1 << 40))
+    seconds = ", ".join(f"{report.duration_s:.3f}" for report in (saved, again, loaded))
+    print(f"{saved.num_bytes / 1e6:.1f} MB of files saved, saved again and loaded in {seconds} s")
 
 
 def held(store):
