@@ -1,14 +1,18 @@
 """The OpenAPI document says what the routes do."""
 
 import attrs
+import httpx
 import pytest
 from jsonschema import Draft202012Validator
 from starlette.routing import Route
 
-from headrace_http_api import create_app, openapi
+from headrace_http_api import audio, create_app, openapi
+from headrace_http_api.app import chat_groups
+from headrace_http_api.audio import AudioServices
 from headrace_http_api.chat_request import ChatRequest
 from headrace_http_api.completion_request import CompletionRequest
 from headrace_http_api.curve_requests import CurveRequest, SignalRequest
+from headrace_http_api.openapi_audio import AUDIO_PATHS
 from headrace_http_api.openapi_document import OPERATIONS, request_schema
 from headrace_http_api.ports import Readiness
 from headrace_http_api.token_requests import ApplyTemplateRequest, DetokenizeRequest, TokenizeRequest
@@ -50,9 +54,30 @@ async def test_document_has_the_paths_and_methods_of_the_application(client, ser
     assert document["info"]["version"] == "0.1.0"
 
 
-def test_document_is_whole():
+async def test_audio_routes_are_in_the_document_of_a_server_that_has_them(services):
+    """Mounted beside the others, they are told with their methods."""
+
+    async def no_transcriber():
+        raise AssertionError("nothing is transcribed here")
+
+    audio_services = AudioServices(transcriber=no_transcriber, server=services.server)
+    app = create_app(services, groups=[*chat_groups(), lambda _services: audio.routes(audio_services)])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8080") as client:
+        document = (await client.get("/openapi.json")).json()
+
+    told = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
+    assert told == {
+        (route.path.replace(":path", ""), method)
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in route.methods - {"HEAD"}
+    }
+
+
+@pytest.mark.parametrize("has_audio", [False, True])
+def test_document_is_whole(has_audio):
     """Each schema is one, each reference leads somewhere, each name is used, and no operation's name is given twice."""
-    document = openapi(version="1")
+    document = openapi(version="1", has_audio=has_audio)
     schemas = document["components"]["schemas"]
 
     def references(value):
@@ -67,7 +92,7 @@ def test_document_is_whole():
         Draft202012Validator.check_schema(schema)
     assert set(references(document)) == {f"#/components/schemas/{name}" for name in schemas}
     names = [one["operationId"] for path in document["paths"].values() for one in path.values()]
-    assert len(names) == len(set(names)) == len(OPERATIONS)
+    assert len(names) == len(set(names)) == len(OPERATIONS) + (len(AUDIO_PATHS) if has_audio else 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

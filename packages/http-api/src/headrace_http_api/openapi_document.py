@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route
 from headrace_http_api.chat_request import ChatRequest
 from headrace_http_api.completion_request import CompletionRequest
 from headrace_http_api.curve_requests import CurveRequest, SignalRequest
+from headrace_http_api.openapi_audio import AUDIO_PATHS, AUDIO_SCHEMAS
 from headrace_http_api.request_schemas import Schema, request_schema
 from headrace_http_api.response_schemas import COMPONENTS, reference
 from headrace_http_api.services import ApiServices
@@ -71,19 +72,22 @@ OPERATIONS: tuple[Operation, ...] = (
 def routes(services: ApiServices) -> Sequence[BaseRoute]:
     """The route of the document."""
 
-    async def document(_request: Request) -> JSONResponse:
-        return JSONResponse(openapi(version=services.server.version))
+    async def document(request: Request) -> JSONResponse:
+        served = {route.path.replace(":path", "") for route in request.app.routes if isinstance(route, Route)}
+        return JSONResponse(openapi(version=services.server.version, has_audio=not served.isdisjoint(AUDIO_PATHS)))
 
     return [Route("/openapi.json", document)]
 
 
-def openapi(*, version: str) -> dict[str, Any]:
+def openapi(*, version: str, has_audio: bool = False) -> dict[str, Any]:
     """Build the OpenAPI 3.1 document of a chat server's routes.
 
     Args:
         version: of the server that answers.
+        has_audio: whether it has the audio routes, too.
     """
-    bodies = {one.body.__name__: request_schema(one.body) for one in OPERATIONS if one.body is not None}
+    paths = {one.path: {one.method: _operation(one)} for one in OPERATIONS}
+    schemas = {one.body.__name__: request_schema(one.body) for one in OPERATIONS if one.body is not None}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -92,9 +96,9 @@ def openapi(*, version: str) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "security": [{}, {"key": []}],
-        "paths": {one.path: {one.method: _operation(one)} for one in OPERATIONS},
+        "paths": {**paths, **(AUDIO_PATHS if has_audio else {})},
         "components": {
-            "schemas": {**bodies, **COMPONENTS},
+            "schemas": {**schemas, **COMPONENTS, **(AUDIO_SCHEMAS if has_audio else {})},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }

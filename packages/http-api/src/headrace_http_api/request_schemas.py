@@ -1,10 +1,12 @@
 """JSON schemas of request bodies, from the classes that validate them, so that they cannot say anything else."""
 
+from collections.abc import Mapping
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 
 import attrs
 
+from headrace_http_api.audio.fields import GRANULARITIES, Granularities
 from headrace_http_api.completion_request import MAX_PROMPTS, Logprobs, Prompts
 from headrace_http_api.conversation_fields import TemplateKwargs
 from headrace_http_api.curve_requests import DrawnCurve
@@ -20,7 +22,7 @@ from headrace_http_api.messages import ROLES, Messages
 from headrace_http_api.sampling_fields import MAX_BIAS, LogitBias
 from headrace_http_api.token_requests import TokenIds
 from headrace_http_api.tool_fields import ToolChoice, Tools
-from headrace_http_api.validation import AtLeast, Between
+from headrace_http_api.validation import AtLeast, Between, OneOf
 from headrace_sampling import HlgCurve, ToneCurve
 
 __all__ = ["Schema", "request_schema"]
@@ -28,6 +30,12 @@ __all__ = ["Schema", "request_schema"]
 Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
 _ID: Schema = {"type": "integer", "minimum": 0}
 _IDS: Schema = {"type": "array", "minItems": 1, "items": _ID}
 _PAIR: Schema = {
@@ -37,10 +45,8 @@ _PAIR: Schema = {
     "items": {"type": "number", "minimum": 1e-4, "maximum": 100},
 }
 _PAIRS: Schema = {"type": "array", "minItems": 2, "items": _PAIR}
-_ANY_PAIRS: Schema = {"type": "array", "items": _PAIR}
-_DRAWN: Schema = {
-    "anyOf": [_ANY_PAIRS, {"type": "object", "required": ["points"], "properties": {"points": _ANY_PAIRS}}],
-}
+_BEGUN: Schema = {"anyOf": [_PAIRS, {"type": "array", "maxItems": 1}]}
+_DRAWN: Schema = {"anyOf": [_BEGUN, {"type": "object", "required": ["points"], "properties": {"points": _BEGUN}}]}
 _CURVE: Schema = {
     "anyOf": [_PAIRS, {"type": "object", "required": ["points"], "properties": {"points": _PAIRS}}],
 }
@@ -48,9 +54,9 @@ _HLG: Schema = {
     "type": "object",
     "additionalProperties": False,
     "properties": {
-        "enabled": {"type": "boolean"},
-        "pivot": {"enum": ["top", "entropy", "median"]},
-        **{name: {"type": "number"} for name in ("pivot_offset", "width", "shoulder", "toe", "gain")},
+        "enabled": {"type": ["boolean", "null"]},
+        "pivot": {"enum": ["top", "entropy", "median", None]},
+        **{name: {"type": ["number", "null"]} for name in ("pivot_offset", "width", "shoulder", "toe", "gain")},
     },
 }
 _TOOL: Schema = {
@@ -63,9 +69,9 @@ _TOOL: Schema = {
             "required": ["name"],
             "properties": {
                 "name": _TEXT | {"minLength": 1},
-                "description": _TEXT,
-                "parameters": {"type": "object"},
-                "strict": {"type": "boolean"},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"]},
+                "strict": {"type": ["boolean", "null"]},
             },
         },
     },
@@ -81,9 +87,8 @@ _MESSAGE: Schema = {
     "properties": {
         "role": {"enum": list(ROLES)},
         "content": {"anyOf": [_TEXT, {"type": "array", "minItems": 1, "items": _TEXT_PART}, {"type": "null"}]},
-        "name": _TEXT,
-        "tool_call_id": _TEXT,
-        "tool_calls": {"type": "array", "items": {"type": "object"}},
+        **{name: _or_null(_TEXT) for name in ("name", "tool_call_id", "reasoning_content", "reasoning")},
+        "tool_calls": _or_null({"type": "array", "items": {"type": "object"}}),
     },
 }
 _SPECIAL: tuple[tuple[Any, Schema], ...] = (
@@ -94,7 +99,7 @@ _SPECIAL: tuple[tuple[Any, Schema], ...] = (
     (TemplateKwargs, {"type": "object"}),
     (Priority, {"type": "string", "enum": ["interactive", "batch"]}),
     (Messages, {"type": "array", "minItems": 1, "items": _MESSAGE}),
-    (StreamOptions, {"type": "object", "properties": {"include_usage": {"type": "boolean"}}}),
+    (StreamOptions, {"type": "object", "properties": {"include_usage": {"type": ["boolean", "null"]}}}),
     (
         StopStrings,
         {
@@ -147,21 +152,31 @@ _SPECIAL: tuple[tuple[Any, Schema], ...] = (
     (HlgCurve, _HLG),
     (ToneCurve, _CURVE),
     (DrawnCurve, _DRAWN),
+    (
+        Granularities,
+        {"anyOf": [{"enum": list(GRANULARITIES)}, {"type": "array", "items": {"enum": list(GRANULARITIES)}}]},
+    ),
     (TokenIds, {"type": "array", "items": _ID}),
 )
 
 
-def request_schema(kind: type) -> Schema:
-    """Build the JSON schema of a request class; null stands for absent in every field."""
+def request_schema(kind: type, known: Mapping[str, Schema] | None = None) -> Schema:
+    """Build the JSON schema of a request class; null stands for absent in every field.
+
+    Args:
+        kind: the class.
+        known: schemas of fields whose types do not tell theirs.
+    """
+    known = known or {}
     fields: tuple[attrs.Attribute[Any], ...] = attrs.fields(kind)
     required = [one.name for one in fields if one.default is attrs.NOTHING]
     return {
         "type": "object",
         "required": required,
         "properties": {
-            one.name: schema if one.name in required else {"anyOf": [schema, {"type": "null"}]}
+            one.name: schema if one.name in required else _or_null(schema)
             for one in fields
-            for schema in [_schema(one.type)]
+            for schema in [known.get(one.name) or _schema(one.type)]
         },
     }
 
@@ -190,6 +205,8 @@ def _limits(limits: list[object]) -> Schema:
                 schema |= {"minimum": low, "maximum": high}
             case AtLeast(low=low):
                 schema |= {"minimum": low}
+            case OneOf(choices=choices):
+                schema |= {"enum": list(choices)}
             case _:
                 raise TypeError(f"{limit!r} is a limit that the OpenAPI document cannot tell; teach it here")
     return schema
