@@ -11,6 +11,12 @@ leave    drop the last row
 extract  copy one row out as a single cache
 
 "rows" is the same through `RowBatch`, as Headrace's own models take it; the others go through mlx-lm's protocol.
+
+With --parts, what the operations consist of, each evaluated apart, through mlx-lm's protocol:
+
+mask, write, attend   the three parts of an update, after a row has joined, so that ends differ
+merge, first update   the two parts of a join of the only row
+extract, then append  a copy of one row, and the first position appended to it
 """
 
 import argparse
@@ -113,6 +119,71 @@ class Case:
         return timed(act)
 
 
+def update_parts(case):
+    """Time mask, write and attention of one update, each evaluated before the next."""
+    merged, num_rows = case.merged, case.num_rows
+    one, queries = (mx.ones((num_rows, heads, 1, HEAD_DIM)) for heads in (KV_HEADS, HEADS))
+    mx.eval(one, queries)
+    found = {}
+
+    def make_mask():
+        found["mask"] = merged.make_mask(1)
+        if isinstance(found["mask"], mx.array):
+            mx.eval(found["mask"])
+
+    def write():
+        found["pair"] = merged.update_and_fetch(one, one)
+        mx.eval(found["pair"])
+
+    def attend_to():
+        mx.eval(mx.fast.scaled_dot_product_attention(queries, *found["pair"], scale=0.1, mask=found["mask"]))
+
+    # What was fetched is dropped with `found`: a live view would turn the next write into a copy.
+    return {"mask": timed(make_mask), "write": timed(write), "attend": timed(attend_to)}
+
+
+def join_parts(case):
+    """Time merging one cache into a batch, and the batch's first update."""
+    found = {}
+
+    def merge():
+        caches = [case.joiner]
+        found["batch"] = merge_caches(caches) if case.source == "headrace" else type(case.joiner).merge(caches)
+        mx.eval(found["batch"].state)
+
+    return {"merge": timed(merge), "first update": timed(lambda: append(found["batch"], 1))}
+
+
+def extract_parts(case):
+    """Time copying a row out, and the first position appended to the copy."""
+    found = {}
+    one = mx.ones((1, KV_HEADS, 1, HEAD_DIM))
+
+    def extract():
+        found["cache"] = case.merged.extract(case.num_rows // 2)
+        mx.eval(found["cache"].keys, found["cache"].values)
+
+    def append_one():
+        mx.eval(found["cache"].update_and_fetch(one, one))
+
+    return {"extract": timed(extract), "then append": timed(append_one)}
+
+
+def measure_parts(kind, num_rows, num_tokens, repeats):
+    """As `measure`, of the parts of operations."""
+    cases = [Case(kind, source, num_rows, num_tokens) for source in ("headrace", "mlx-lm")]
+    times = {}
+    for _ in range(repeats + 1):
+        for case in cases:
+            case.leave()
+            case.join()
+        for parts in (update_parts, extract_parts, *([join_parts] if num_rows == 1 else [])):
+            ours, other = (parts(case) for case in cases)
+            for name, time_ms in ours.items():
+                times.setdefault(name, []).append([time_ms, other[name]])
+    return {name: summary(pairs[1:]) for name, pairs in times.items()}
+
+
 def row_batch(kind, num_rows, num_tokens, joiner):
     window = max(256, num_tokens // 2)
     rows = RowBatch(1, max_rows=num_rows) if kind == "plain" else RotatingRowBatch(1, max_rows=num_rows, window=window)
@@ -167,16 +238,18 @@ def main():
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 4096, 8192])
     parser.add_argument("--kinds", nargs="+", default=["plain", "ring"], choices=["plain", "ring"])
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--parts", action="store_true", help="what the operations consist of")
     options = parser.parse_args()
     print("| kind | rows | tokens | operation | Headrace, ms | mlx-lm, ms | ratio |")
     print("|---|---|---|---|---|---|---|")
     for kind in options.kinds:
         for num_rows in options.rows:
             for num_tokens in options.tokens:
-                measured = measure(kind, num_rows, num_tokens, options.repeats)
+                run = measure_parts if options.parts else measure
+                measured = run(kind, num_rows, num_tokens, options.repeats)
                 for name, (ours, other, ratio) in measured.items():
                     print(
-                        f"| {kind} | {num_rows} | {num_tokens} | {name} | {ours:.2f} | {other:.2f} | {ratio:.2f} |",
+                        f"| {kind} | {num_rows} | {num_tokens} | {name} | {ours:.3f} | {other:.3f} | {ratio:.2f} |",
                         flush=True,
                     )
                 mx.clear_cache()
