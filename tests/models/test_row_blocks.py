@@ -100,3 +100,10 @@ def test_k_quants_are_decoded_when_they_are_taken(tmp_path, monkeypatch):
     found = tensors["model.embed_tokens.weight"].read(mx.float32)
     assert mx.get_peak_memory() - before <= PEAK_RATIO * found.nbytes
     np.testing.assert_array_equal(np.array(found), quants.dequantize(blocks, GGMLQuantizationType.Q5_0))
+
+
+def test_a_lone_block_is_the_whole():
+    """It is cast, and nothing is written twice."""
+    found = join_blocks((2, 3), mx.float32, iter([mx.full((2, 3), 1.5, dtype=mx.float16)]))
+    assert found.dtype == mx.float32
+    assert found.tolist() == [[1.5] * 3] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,14 @@ def rows_per_block(num_columns: int) -> int:
 
 def join_blocks(shape: tuple[int, ...], dtype: mx.Dtype, blocks: Iterable[mx.array]) -> mx.array:
     """Write blocks of rows one below the other into an array `shape`; concatenation would hold everything twice."""
+    rest = iter(blocks)
+    first = next(rest, None)
+    if first is not None and first.shape == shape:
+        # A lone block is the whole.
+        return first.astype(dtype)
     joined = mx.zeros(shape, dtype)
     start = 0
-    for block in blocks:
+    for block in () if first is None else chain((first,), rest):
         joined[start : start + block.shape[0]] = block.astype(dtype)
         mx.eval(joined)
         start += block.shape[0]
@@ -38,7 +44,7 @@ class StoredTensor:
 
     Attributes:
         shape: of the decoded tensor.
-        blocks: decodes it anew: blocks of rows, in order, in float32.
+        blocks: decodes it anew: blocks of rows, in order, in float32 or what float32 holds exactly.
         finish: turns the whole into Hugging Face's convention; None leaves it.
     """
 

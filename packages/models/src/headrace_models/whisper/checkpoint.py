@@ -6,7 +6,7 @@ Convolutions are `(out, kernel, in)`, as MLX has them. Every matrix is `(out, in
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -25,6 +25,8 @@ from headrace_models.whisper.ctranslate2 import read_variable, scan_variables
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from headrace_models.whisper.ctranslate2 import Variable
     from headrace_models.whisper.sources import WhisperSource
@@ -160,10 +162,10 @@ class _Reader:
         return StoredTensor(shape=shape, blocks=lambda: [self._rows(first, last, is_conv=is_conv)])
 
     def _rows(self, first: int, last: int, *, is_conv: bool) -> mx.array:
-        rows = read_variable(self._paths, self._variable)[first:last].astype(np.float32)
+        rows: NDArray[Any] = read_variable(self._paths, self._variable, first, last)
         if self._scale is not None:
             scale = read_variable(self._paths, self._scale).astype(np.float32).reshape(-1)[first:last]
-            rows = rows / scale.reshape(-1, *[1] * (rows.ndim - 1))
+            rows = rows.astype(np.float32) / scale.reshape(-1, *[1] * (rows.ndim - 1))
         return mx.array(np.ascontiguousarray(rows.swapaxes(1, 2)) if is_conv else rows)
 
 

@@ -147,15 +147,21 @@ def _variables(cursor: _Cursor) -> Iterator[Variable]:
         cursor.offset += size_bytes
 
 
-def read_variable(paths: Sequence[Path], variable: Variable) -> "NDArray[np.generic]":
-    """Read a variable's numbers in their shape; bfloat16 becomes float32.
+def read_variable(
+    paths: Sequence[Path], variable: Variable, first: int = 0, last: int | None = None
+) -> "NDArray[np.generic]":
+    """Read a variable's numbers, or its rows `first` to `last`, in their shape; bfloat16 becomes float32.
 
     Raises:
         UnsupportedFormat: the file is shorter than when it was scanned.
     """
+    num_rows = variable.shape[0] if variable.shape else 1
+    last = num_rows if last is None else last
+    row_bytes = variable.size_bytes // max(1, num_rows)
+    shape = (last - first, *variable.shape[1:]) if variable.shape else ()
     with _Parts(tuple(paths)) as parts:
-        data = parts.read(variable.offset, variable.size_bytes)
+        data = parts.read(variable.offset + first * row_bytes, (last - first) * row_bytes)
     if variable.dtype == "bfloat16":
         wide = np.frombuffer(data, "<u2").astype("<u4") << 16
-        return wide.view("<f4").reshape(variable.shape)
-    return np.frombuffer(data, variable.dtype).reshape(variable.shape)
+        return wide.view("<f4").reshape(shape)
+    return np.frombuffer(data, variable.dtype).reshape(shape)

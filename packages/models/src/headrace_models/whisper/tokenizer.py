@@ -36,15 +36,14 @@ class WhisperTokenizer:
 
     tokenizer: "Tokenizer"
     special: SpecialTokens
-    _bytes: tuple[bytes, ...] = field(repr=False)
-    """What each text token stands for."""
+    _bytes: dict[int, bytes] = field(factory=dict[int, bytes], repr=False, init=False)
+    """What each text token stands for, once it was said: to list all would be a seventh of loading."""
 
     @classmethod
     def wrap(cls, tokenizer: "Tokenizer", special: SpecialTokens) -> "WhisperTokenizer":
         """Wrap a byte-level tokenizer; text is never read as special tokens."""
         tokenizer.encode_special_tokens = True
-        names = (tokenizer.id_to_token(token_id) for token_id in range(special.eot))
-        return cls(tokenizer, special, tuple(token_bytes(name or "") for name in names))
+        return cls(tokenizer, special)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -56,7 +55,13 @@ class WhisperTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode the text tokens; special tokens and timestamps are left out, broken characters replaced."""
-        return b"".join(self._bytes[token] for token in ids if token < self.special.eot).decode(errors="replace")
+        return b"".join(self._bytes_of(token) for token in ids if token < self.special.eot).decode(errors="replace")
+
+    def _bytes_of(self, token: int) -> bytes:
+        found = self._bytes.get(token)
+        if found is None:
+            found = self._bytes[token] = token_bytes(self.tokenizer.id_to_token(token) or "")
+        return found
 
     @cached_property
     def non_speech_tokens(self) -> tuple[int, ...]:
