@@ -386,6 +386,7 @@ async def test_a_file_is_read_for_its_samples(stub, whisper_noise):
             await service.read(b"nothing")
 
 
+@pytest.mark.model
 async def test_a_child_process_runs_the_model_and_may_die(tiny_whisper, tiny_whisper_folder, whisper_noise):
     """Its text is that of this process; killed, it ends its takes with a typed error, and the next one loads again."""
     loader = WhisperLoader(source=resolve_whisper(tiny_whisper_folder), dtype="float32")

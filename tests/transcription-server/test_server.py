@@ -25,7 +25,7 @@ async def post(client, audio, **fields):
 
 async def test_a_file_is_transcribed_in_every_format(serving, tone):
     """The routes of the audio API answer, and the model is gone afterwards."""
-    async with serving() as (server, service), httpx.AsyncClient(base_url=server.url) as client:
+    async with serving() as (server, service), httpx.AsyncClient(base_url=server.url, verify=False) as client:
         assert (await post(client, tone)).json()["text"] == "Hello <there>"
         assert (await post(client, tone, response_format="text")).text == "Hello <there>\n"
         assert "00:00:00,000 --> 00:00:01,000\nHello <there>" in (await post(client, tone, response_format="srt")).text
@@ -44,7 +44,10 @@ async def test_a_file_is_transcribed_in_every_format(serving, tone):
 
 async def test_twenty_clients_of_which_half_are_broken(serving, tone):
     """Empty, wrong, huge and vanishing ones get their own errors; the good ones exact text; nothing is left."""
-    async with serving(idle_unload_s=60) as (server, service), httpx.AsyncClient(base_url=server.url) as client:
+    async with (
+        serving(idle_unload_s=60) as (server, service),
+        httpx.AsyncClient(base_url=server.url, verify=False) as client,
+    ):
 
         async def vanish():
             host, port = server.url.removeprefix("http://").split(":")
@@ -70,7 +73,10 @@ async def test_twenty_clients_of_which_half_are_broken(serving, tone):
 
 async def test_keys_guard_the_api_and_not_the_page(serving, tone):
     """The page is open and holds nothing; every route but health asks for the key."""
-    async with serving(api_keys=("sesame",)) as (server, _), httpx.AsyncClient(base_url=server.url) as client:
+    async with (
+        serving(api_keys=("sesame",)) as (server, _),
+        httpx.AsyncClient(base_url=server.url, verify=False) as client,
+    ):
         assert (await client.get("/")).status_code == 200
         assert (await client.get("/health")).status_code == 200
         assert (await post(client, tone)).status_code == 401
@@ -80,7 +86,7 @@ async def test_keys_guard_the_api_and_not_the_page(serving, tone):
 
 async def test_the_page_comes_from_here_alone(serving):
     """Every file has its type and the headers that allow nothing foreign; none names another address."""
-    async with serving() as (server, _), httpx.AsyncClient(base_url=server.url) as client:
+    async with serving() as (server, _), httpx.AsyncClient(base_url=server.url, verify=False) as client:
         page = await client.get("/")
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         for path in ("/", "/page/page.js", "/page/page.css", "/page/samples.js", "/page/icon.svg"):
@@ -103,8 +109,8 @@ async def test_a_unix_socket_is_for_its_owner_and_replaces_a_dead_one(serving, t
     async with serving(unix=str(path)) as (server, _):
         assert server.url == f"unix:{path}"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        transport = httpx.AsyncHTTPTransport(uds=str(path))
-        async with httpx.AsyncClient(transport=transport, base_url="http://anything") as client:
+        transport = httpx.AsyncHTTPTransport(uds=str(path), verify=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://anything", verify=False) as client:
             assert (await post(client, tone)).json()["text"] == "Hello <there>"
         with pytest.raises(AddressUnusable, match="another server"):
             async with serving(unix=str(path)):
@@ -142,7 +148,7 @@ async def test_preloading_comes_before_listening_and_its_failure_ends_the_start(
 async def test_what_runs_may_finish_before_the_end(serving, parrot, tone):
     """Draining refuses new audio with a 503 and waits; the running client gets its text."""
     parrot.gate.clear()
-    async with serving() as (server, service), httpx.AsyncClient(base_url=server.url) as client:
+    async with serving() as (server, service), httpx.AsyncClient(base_url=server.url, verify=False) as client:
         running = asyncio.ensure_future(post(client, tone))
         while not service.stats().num_running:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
