@@ -302,6 +302,12 @@ async def running_server(app):
 
 
 @pytest.fixture
+def serve():
+    """What serves an application on a real socket: an async context manager that gives its base URL."""
+    return running_server
+
+
+@pytest.fixture
 async def make_url(services):
     """Serve an application with the given settings on a socket."""
     async with contextlib.AsyncExitStack() as stack:

@@ -243,18 +243,33 @@ def speech(seconds):
 TWO_SECONDS = b"RIFF" + speech(2)
 
 
+@pytest.fixture(scope="session")
+def make_transcriber():
+    return FakeTranscriber
+
+
 @pytest.fixture
 def transcriber():
     return FakeTranscriber()
 
 
-@pytest.fixture
-def audio_services(transcriber):
+def services_of(transcriber):
     async def get():
         return transcriber
 
     server = ServerInfo(name="headrace-transcribe", version="0.1.0", started_at=1_700_000_000.0)
     return AudioServices(transcriber=get, server=server, clock=lambda: 1_700_000_060.0)
+
+
+@pytest.fixture
+def serves():
+    """What makes the services of a transcriber."""
+    return services_of
+
+
+@pytest.fixture
+def audio_services(transcriber):
+    return services_of(transcriber)
 
 
 @pytest.fixture
@@ -319,3 +334,19 @@ def silent():
 @pytest.fixture(scope="session")
 def spoken():
     return speech
+
+
+@pytest.fixture(scope="session")
+def make_word():
+    return lambda text, start_s, end_s: FakeWord(text=text, start_s=start_s, end_s=end_s)
+
+
+@pytest.fixture(scope="session")
+def make_timed_segment():
+    """Make a segment of words."""
+
+    def make(words):
+        text = "".join(word.text for word in words)
+        return FakeSegment(text=text, start_s=words[0].start_s, end_s=words[-1].end_s, words=tuple(words))
+
+    return make

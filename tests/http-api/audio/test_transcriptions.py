@@ -7,7 +7,7 @@ import json
 import pytest
 from attrs import frozen
 
-from headrace_http_api.app import assemble
+from headrace_http_api.assembly import assemble
 from headrace_http_api.audio import fields as audio_fields
 from headrace_http_api.audio import routes
 from headrace_http_api.audio_ports import SpeechFilter

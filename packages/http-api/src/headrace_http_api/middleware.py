@@ -34,6 +34,8 @@ EXPOSED_HEADERS = f"{REQUEST_ID_HEADER}, x-headrace-ignored, x-headrace-language
 
 _SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _READING_METHODS = frozenset({"GET", "HEAD"})
+_CONNECTIONS = frozenset({"http", "websocket"})
+_KEY_SUBPROTOCOL = "openai-insecure-api-key."
 
 
 def request_id_of(scope: Scope) -> str:
@@ -49,7 +51,7 @@ class RequestIdMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
-        if scope["type"] != "http":
+        if scope["type"] not in _CONNECTIONS:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
@@ -62,7 +64,8 @@ class OriginMiddleware:
     """Keeps foreign web pages out: CORS for allowed origins only, and no host name that is not expected.
 
     CORS alone hides an answer from a page but still runs the request, so a writing request from a foreign origin is
-    refused. The Host check stops a page whose own DNS name was pointed at this machine.
+    refused, and a WebSocket, to which CORS does not apply. The Host check stops a page whose own DNS name was pointed
+    at this machine.
     """
 
     def __init__(self, app: ASGIApp, config: ApiConfig) -> None:
@@ -72,7 +75,7 @@ class OriginMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
-        if scope["type"] != "http":
+        if scope["type"] not in _CONNECTIONS:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
@@ -81,9 +84,9 @@ class OriginMiddleware:
             self._check_host(headers.get("host"))
             is_allowed = origin is None or self._check_origin(origin, scope, headers)
         except Forbidden as exc:
-            await _error_response(exc, scope)(scope, receive, send)
+            await _refuse(exc, scope, receive, send)
             return
-        if origin is None or not is_allowed:
+        if scope["type"] == "websocket" or origin is None or not is_allowed:
             await self._app(scope, receive, send)
             return
         cors = {
@@ -109,10 +112,12 @@ class OriginMiddleware:
         )
 
     def _check_origin(self, origin: str, scope: Scope, headers: Headers) -> bool:
-        own = f"{scope['scheme']}://{headers.get('host', '')}".lower()
+        # A page's origin is http or https, also where it opens a WebSocket.
+        scheme = scope["scheme"].replace("ws", "http")
+        own = f"{scheme}://{headers.get('host', '')}".lower()
         if "*" in self._origins or origin.lower() in self._origins or origin.lower() == own:
             return True
-        if scope["method"] in _READING_METHODS:
+        if scope["type"] == "http" and scope["method"] in _READING_METHODS:
             return False
         raise Forbidden(
             f"pages of the origin {origin[:100]!r} may not call this server; its setting allowed-origins lists who may",
@@ -128,7 +133,7 @@ class ErrorMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
-        if scope["type"] != "http":
+        if scope["type"] not in _CONNECTIONS:
             await self._app(scope, receive, send)
             return
         is_started = False
@@ -141,10 +146,11 @@ class ErrorMiddleware:
         try:
             await self._app(scope, receive, watching_send)
         except Exception as exc:  # noqa: BLE001 - the last border: what nobody expected becomes a 500
-            response = _error_response(exc, scope)
             # Once it has started, the server sees an unfinished response and cuts the connection.
-            if not is_started:
-                await response(scope, receive, send)
+            if is_started:
+                reply_to(exc, request_id_of(scope))
+            else:
+                await _refuse(exc, scope, receive, send)
 
 
 def tenant_of(scope: Scope, salt: str | None) -> str | None:
@@ -159,7 +165,10 @@ def tenant_of(scope: Scope, salt: str | None) -> str | None:
 
 
 class KeyMiddleware:
-    """Asks for `Authorization: Bearer KEY` when keys are set; `/health` and `/ready` stay open."""
+    """Asks for `Authorization: Bearer KEY` when keys are set; `/health` and `/ready` stay open.
+
+    A page cannot set headers of a WebSocket; it may send the key as the subprotocol that OpenAI has for this.
+    """
 
     def __init__(self, app: ASGIApp, config: ApiConfig) -> None:
         self._app = app
@@ -171,8 +180,9 @@ class KeyMiddleware:
         Raises:
             NotAuthenticated: no key, or none that is known.
         """
-        if scope["type"] == "http" and self._keys and scope["path"] not in OPEN_PATHS:
-            scope.setdefault("state", {})["api_key"] = self._check(Headers(scope=scope).get("authorization"))
+        if scope["type"] in _CONNECTIONS and self._keys and scope["path"] not in OPEN_PATHS:
+            given = Headers(scope=scope).get("authorization") or _subprotocol_key(scope)
+            scope.setdefault("state", {})["api_key"] = self._check(given)
         await self._app(scope, receive, send)
 
     def _check(self, authorization: str | None) -> bytes:
@@ -230,11 +240,28 @@ def _too_large(max_bytes: int) -> PayloadTooLarge:
 
 def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
     async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] in ("http.response.start", "websocket.http.response.start"):
             MutableHeaders(scope=message).update(headers)
         await send(message)
 
     return sending
+
+
+def _subprotocol_key(scope: Scope) -> str | None:
+    offered: list[str] = scope.get("subprotocols", [])
+    for name in offered:
+        if name.startswith(_KEY_SUBPROTOCOL):
+            return "Bearer " + name.removeprefix(_KEY_SUBPROTOCOL)
+    return None
+
+
+async def _refuse(exc: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+    response = _error_response(exc, scope)
+    if scope["type"] == "http" or "websocket.http.response" in scope.get("extensions", {}):
+        # Starlette sends a response to a WebSocket as the refusal of its handshake.
+        await response(scope, receive, send)
+    else:
+        await send({"type": "websocket.close", "code": 1008})
 
 
 def _error_response(exc: Exception, scope: Scope) -> Response:

@@ -23,6 +23,7 @@ ENDPOINTS = (
     "GET /health",
     "GET /stats",
     "GET /ready",
+    "WS /v1/audio/live",
 )
 
 

@@ -4,22 +4,17 @@ from contextlib import AsyncExitStack
 
 from attrs import define, evolve, field
 
+from headrace_http_api.audio.context import SpokenContext
 from headrace_http_api.audio.speech import SpeechTracker
 from headrace_http_api.audio.transcripts import JoinedTranscript, Segment, settle, shifted
 from headrace_http_api.audio_ports import SAMPLE_RATE, Pcm, Transcriber, Transcript, TranscriptionOptions, VocabularyUse
 
-__all__ = ["Dictation", "new_tracker"]
+__all__ = ["Dictation", "new_tracker", "transcribe"]
 
 WINDOW_S = 30.0
 SHORTEST_S = 0.1
 # Before the first speech so much audio is kept.
 LEAD_S = 0.5
-# What was said last, given to the model before the next window; a vocabulary needs the room too.
-CONTEXT_CHARS = 800
-CONTEXT_CHARS_BESIDE_VOCABULARY = 200
-# As OpenAI's: text that came of a higher temperature conditions nothing.
-MAX_CONTEXT_TEMPERATURE = 0.5
-
 _BYTES_PER_SECOND = 4 * SAMPLE_RATE
 
 
@@ -30,6 +25,16 @@ def new_tracker(transcriber: Transcriber, options: TranscriptionOptions) -> Spee
         VoiceDetectorMissing: nothing is installed that finds speech.
     """
     return None if options.speech is None else SpeechTracker(transcriber.new_speech_detector(), options.speech)
+
+
+async def transcribe(transcriber: Transcriber, pcm: Pcm, options: TranscriptionOptions) -> Transcript:
+    """Transcribe samples; cancelling this cancels the take."""
+    take = await transcriber.submit(pcm, options)
+    async with AsyncExitStack() as resources:
+        resources.push_async_callback(take.aclose)
+        async for _ in take:
+            pass
+        return take.transcript
 
 
 @define(eq=False)
@@ -51,7 +56,10 @@ class Dictation:
     vocabulary: VocabularyUse | None = None
     _buffer: bytearray = field(factory=bytearray, repr=False)
     _start_s: float = 0.0
-    _context: str = field(default="", repr=False)
+    _context: SpokenContext = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._context = SpokenContext(self.options)
 
     @property
     def hears_speech(self) -> bool:
@@ -94,12 +102,7 @@ class Dictation:
 
     async def _transcribe(self, window_s: float) -> Transcript:
         window = Pcm(bytes(memoryview(self._buffer)[: round(window_s * SAMPLE_RATE) * 4]))
-        async with AsyncExitStack() as resources:
-            take = await self.transcriber.submit(window, self._window_options())
-            resources.push_async_callback(take.aclose)
-            async for _ in take:
-                pass
-            transcript = take.transcript
+        transcript = await transcribe(self.transcriber, window, self._window_options())
         self.language = self.language or transcript.language
         self.vocabulary = self.vocabulary or transcript.vocabulary
         return transcript
@@ -108,17 +111,12 @@ class Dictation:
         """Return the options of the next window: its language is that of the first, its prompt what was said."""
         # Speech was looked for here.
         options = evolve(self.options, speech=None, language=self.options.language or self.language or None)
-        if not self._context or not options.condition_on_previous_text:
-            return options
-        return evolve(options, prompt=" ".join(part for part in (options.prompt, self._context) if part))
+        return self._context.applied(options)
 
     def _accept(self, segments: list[Segment]) -> list[Segment]:
         self.segments += segments
         if segments:
-            num_chars = CONTEXT_CHARS_BESIDE_VOCABULARY if self.options.vocabulary else CONTEXT_CHARS
-            is_sure = segments[-1].temperature <= MAX_CONTEXT_TEMPERATURE
-            said = self._context + "".join(segment.text for segment in segments)
-            self._context = said[-num_chars:].strip() if is_sure else ""
+            self._context.add("".join(segment.text for segment in segments), segments[-1].temperature)
         return segments
 
     def _drop_silence(self) -> None:

@@ -6,7 +6,7 @@ from attrs import field, frozen
 
 from headrace_http_api.audio_ports import TimedSegment, TimedWord, Transcript, VocabularyUse
 
-__all__ = ["JoinedTranscript", "Segment", "Word", "settle", "shifted"]
+__all__ = ["JoinedTranscript", "Segment", "Word", "settle", "shifted", "shifted_words"]
 
 # A segment that ends so near to the end of its window may have been cut off there.
 EDGE_S = 0.5
