@@ -182,7 +182,8 @@ def test_an_end_token_is_found_without_reading_the_vocabulary(tmp_path, tiny_lla
     """Among the added tokens, whatever text comes before them; the whole tokenizer is read for any other token."""
     text = (tiny_llama / "tokenizer.json").read_text()
     assert '"<|im_end|>"' in text
-    (tmp_path / "tokenizer.json").write_text('{"x": "\\"added_tokens\\": [", ' + text.lstrip()[1:])
+    quoted = json.dumps('"id": 5, "content": "<|im_end|>", ')
+    (tmp_path / "tokenizer.json").write_text(f'{{"x": {quoted}, ' + text.lstrip()[1:])
     token = "<|im_end|>" if is_added else "a"
     read = []
     monkeypatch.setattr("headrace_models.config.read_tokenizer", lambda path: read.append(path) or Known())

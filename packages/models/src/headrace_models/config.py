@@ -22,7 +22,7 @@ from headrace_models.wrappers import text_fields
 
 __all__ = ["GenerationDefaults", "ModelConfig", "Quantization", "read_config"]
 
-_ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
+_ADDED_TOKEN = rb'"id"\s*:\s*(\d+)\s*,\s*"content"\s*:\s*'
 _ADDED_TOKENS_BYTES = 1 << 22
 
 
@@ -294,17 +294,11 @@ def _vocabulary_id(folder: Path, token: str) -> frozenset[int]:
 
 def _added_token_id(path: Path, token: str) -> int | None:
     """Look a token up among the added ones at the file's beginning; reading a large vocabulary takes a second."""
+    content = json.dumps(token, ensure_ascii=False).encode("utf-8", "surrogatepass")
     try:
         with path.open("rb") as file:
-            text = file.read(_ADDED_TOKENS_BYTES).decode("utf-8", "ignore")
-        start = _ADDED_TOKENS.search(text)
-        entries: object = None if start is None else json.JSONDecoder().raw_decode(text, start.end())[0]
-    except (OSError, ValueError, RecursionError):
-        # The list is longer, or whoever reads the whole file says what is wrong with it.
+            found = re.search(_ADDED_TOKEN + re.escape(content) + rb"\s*[,}]", file.read(_ADDED_TOKENS_BYTES))
+    except OSError:
+        # Whoever reads the whole file says what is wrong with it.
         return None
-    for entry in cast("list[object]", entries) if isinstance(entries, list) else []:
-        if isinstance(entry, dict):
-            values = cast("dict[str, object]", entry)
-            if values.get("content") == token and type(values.get("id")) is int:
-                return cast("int", values["id"])
-    return None
+    return None if found is None else int(found[1])
