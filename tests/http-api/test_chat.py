@@ -227,12 +227,12 @@ async def test_neutral_values_are_served_and_unknown_fields_are_listed(client, c
         "metadata": {"a": "b"},
     }
     plain = await client.post(URL, json=chat_body | neutral)
-    odd = await client.post(URL, json=chat_body | {"colour": 1, "x\r\ny: ü": 2, "gone": None})
+    odd = await client.post(URL, json=chat_body | {"colour": 1, "x\r\ny: ü": 2, "gone": None, "": 3})
 
     assert plain.status_code == 200, plain.text
     assert "x-headrace-ignored" not in plain.headers
     assert odd.status_code == 200, odd.text
-    assert odd.headers["x-headrace-ignored"] == "colour, x%0D%0Ay%3A%20%C3%BC"
+    assert odd.headers["x-headrace-ignored"] == 'colour, x%0D%0Ay%3A%20%C3%BC, ""'
 
 
 async def test_templates_run_off_the_event_loop(client, models, chat_body):

@@ -59,5 +59,10 @@ def ignored_header(
             param=path,
             code="unknown_parameter",
         )
-    # Percent-encoded and cut, because names come from the client and headers carry neither line ends nor much text.
-    return {IGNORED_HEADER: ", ".join(quote(name[:64], safe="")[:64] for name in names)} if names else {}
+    return {IGNORED_HEADER: ", ".join(map(_header_name, names))} if names else {}
+
+
+def _header_name(name: str) -> str:
+    # Percent-encoded and cut, because names come from the client and headers carry neither line ends nor much text. A
+    # header may not end in a space either, which an empty name at the end of the list would make it do.
+    return quote(name[:64], safe="")[:64] or '""'
