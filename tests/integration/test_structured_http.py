@@ -24,6 +24,7 @@ ENDLESS = (
     "uri",
     "anchors",
     "lower bound",
+    "duration",
 )
 URL = "/chat/completions"
 
