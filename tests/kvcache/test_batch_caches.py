@@ -123,6 +123,7 @@ class Schedule:
         self.batch.spec_round_rollback(keeps)
 
     def check(self):
+        self.batch.check_integrity()
         assert self.batch.size() == max(cache.offset for cache in self.alone)
         for row, own in enumerate(self.alone):
             mine = self.batch.extract(row)

@@ -110,6 +110,7 @@ def test_attention_is_that_of_float64_whatever_the_chunks(kind, chunks, window, 
         assert mx.array_equal(outputs[-1], again), "attending without appending sees the same"
         start += count
         assert cache.offset == start
+        cache.check_integrity()
     got = mx.concatenate(outputs, axis=2)
     assert got.dtype == dtype
     wanted = reference(cache, *sequence, **options)
@@ -154,8 +155,10 @@ def test_trim_after_append_equals_before(kind, first, added, is_split):
         for count in (1, 2):
             got, wanted = (attend(each, *part(other, 0, count), scale=0.2) for each in (cache, untouched))
             assert mx.abs(got - wanted).max().item() < 1e-6
+        cache.check_integrity()
         if cache.is_trimmable():
             assert cache.trim(1000) == first + 3
+            cache.check_integrity()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -178,6 +181,7 @@ def test_capacity_depends_on_the_offset_alone(kind, chunks, dtype):
         cache.maybe_trim_front()
         assert cache.start_position == max(0, offset - cache.chunk_size)
         capacity -= cache.start_position // 256 * 256
+    cache.check_integrity()
     one = sum(field.nbytes for field in cache.form.encode(*arrays(1, 1, dtype)[1:]))
     assert cache.nbytes == capacity * one
 
@@ -198,6 +202,7 @@ def test_a_cache_made_from_a_state_goes_its_own_way(kind, chunks):
         step = arrays(7, count)
         wanted = attend(cache, *step, scale=0.2)
         for twin in twins[:2]:
+            twin.check_integrity()
             assert (twin.offset, twin.size()) == (cache.offset, cache.size()) or twin.offset == cache.offset - count
             assert mx.array_equal(attend(twin, *step, scale=0.2), wanted)
 
@@ -240,6 +245,7 @@ def test_refused_operations_change_nothing(kind):
             cache.trim(1)
     assert cache.trim(0) == 0
     assert cache.offset == offset
+    cache.check_integrity()
     for one, other in zip(cache.keys_and_values(), before, strict=True):
         np.testing.assert_array_equal(np.array(one), other)
 

@@ -329,8 +329,9 @@ class BatchCache:
 
     def rollback_ends(self, keep: int | Sequence[int]) -> dict[int, int]:
         """Return the ends that `spec_round_rollback(keep)` would leave, or raise as it would; nothing changes."""
-        targets = self._round.targets(keep, dict(enumerate(self._ends)))
-        for row, end in targets.items():
+        targets = self._round.targets(keep, self._ends)
+        # Without a limit nothing is ever overwritten, and a floor lies below where the round began.
+        for row, end in targets.items() if self._columns.limit is not None else ():
             if end < self._least_end(row):
                 raise RoundRefusedError(f"row {row} cannot go back to {end}: ask spec_round_fits(drafts) first")
         return targets

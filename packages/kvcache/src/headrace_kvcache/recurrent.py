@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from headrace_kvcache.errors import IntegrityError, InvalidGeometry, NotTrimmable
 from headrace_kvcache.merging import Mergeable
-from headrace_kvcache.replay import RecordedStep, Replay, check_replayable, replayed
+from headrace_kvcache.replay import Replay, check_replayable, kept_of_steps, replayed
 from headrace_kvcache.rounds import RoundBooks, check_drafts
 from headrace_kvcache.stored import check_count
 
@@ -135,7 +135,7 @@ class RecurrentCache(Mergeable):
         ends = self._row_ends()
         targets = self._round.targets(keep, ends)
         if targets != ends:
-            check_replayable(self._steps(1))
+            check_replayable(self._steps())
         return targets
 
     def _go_back(self, keeps: list[int]) -> None:
@@ -143,14 +143,14 @@ class RecurrentCache(Mergeable):
         num_rows = next((array.shape[0] for array in self._arrays if array is not None), len(keeps))
         # One entry of the books may stand for several rows of arrays that always move together.
         spread = num_rows // len(keeps)
-        self._arrays = list(replayed(list(arrays), self._steps(spread), keeps * spread))
+        kept = kept_of_steps((counts * spread for counts in self._counts), keeps * spread)
+        self._arrays = list(replayed(list(arrays), self._steps(), kept))
         self.lengths = None if lengths is None else lengths - max(keeps)
         self.offset = offset + max(keeps)
 
-    def _steps(self, spread: int) -> list[RecordedStep]:
-        # A layer that records is believed to do so in every step, else no replay belongs to its step.
-        replays = self._replays if len(self._replays) == len(self._counts) else [None] * len(self._counts)
-        return [RecordedStep(counts * spread, replay) for counts, replay in zip(self._counts, replays, strict=True)]
+    def _steps(self) -> Sequence[Replay | None]:
+        # Unless the layer recorded in every step, nobody knows which replay belongs to which.
+        return self._replays if len(self._replays) == len(self._counts) else [None] * len(self._counts)
 
     def _forget_round(self) -> None:
         self._before: State = [], None, 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import mlx.core as mx
 
 from headrace_kvcache.errors import RoundRefusedError
-from headrace_kvcache.replay import RecordedStep, check_replayable, replayed
+from headrace_kvcache.replay import check_replayable, kept_of_steps, replayed
 from headrace_kvcache.rounds import RoundBooks
 
 if TYPE_CHECKING:
@@ -87,15 +87,28 @@ class RecurrentRound:
     def check_replayable(self) -> None:
         """Raise `RoundRefusedError` unless all layers told how to replay all steps."""
         for _, views in self._steps:
-            check_replayable(RecordedStep((), view.replay) for view in views)
+            check_replayable(view.replay for view in views)
 
-    def replayed(self, layer: int, buffers: Sequence[mx.array | None], targets: dict[int, int]) -> Arrays:
-        """Return a layer's arrays of all rows of the round as they are at the ends `targets`."""
+    def replayed(self, layers: Sequence[Arrays], targets: dict[int, int]) -> list[Arrays]:
+        """Return the arrays of all rows of the round as they are at the ends `targets`, per layer.
+
+        Args:
+            layers: the slots, per layer.
+            targets: the ends of the rows that have not left.
+        """
         assert self._picked is not None
-        before = [None if buffer is None else self._picked.take(buffer) for buffer in buffers]
         starts = self.books.started()
         keeps = [targets[slot] - starts[slot] if slot in targets else 0 for slot in self._slots]
-        return replayed(before, [RecordedStep(step.counts, views[layer].replay) for step, views in self._steps], keeps)
+        kept = kept_of_steps((step.counts for step, _ in self._steps), keeps)
+        take = self._picked.take
+        return [
+            replayed(
+                [None if buffer is None else take(buffer) for buffer in buffers],
+                [views[layer].replay for _, views in self._steps],
+                kept,
+            )
+            for layer, buffers in enumerate(layers)
+        ]
 
     def of_those_left(self, array: mx.array) -> mx.array:
         """Return the rows of an array of the round that have not left it."""

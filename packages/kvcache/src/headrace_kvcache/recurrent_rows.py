@@ -278,7 +278,7 @@ class RecurrentRowBatch:
             self.spec_round_commit()
             return
         rows = [self._table.row(slot) for slot in targets]
-        layers = [self._round.replayed(layer, buffers, targets) for layer, buffers in enumerate(self._layers)]
+        layers = self._round.replayed(self._layers, targets)
         left = self._round.of_those_left
         self._put(
             _picked(rows),

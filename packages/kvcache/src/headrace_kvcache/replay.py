@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import mlx.core as mx
 
@@ -16,39 +16,42 @@ Arrays: TypeAlias = "list[mx.array | None]"
 Replay: TypeAlias = "Callable[[Arrays, mx.array], Arrays]"
 
 
-class RecordedStep(NamedTuple):
-    """One step of one layer in the course of a round.
-
-    Attributes:
-        counts: positions that each row summed up.
-        replay: how to sum up the first of them again; None if the layer did not tell.
-    """
-
-    counts: tuple[int, ...]
-    replay: Replay | None
-
-
-def check_replayable(steps: Iterable[RecordedStep]) -> None:
+def check_replayable(replays: Iterable[Replay | None]) -> None:
     """Raise `RoundRefusedError` unless every step tells how to replay it."""
-    if any(step.replay is None for step in steps):
+    if any(replay is None for replay in replays):
         raise RoundRefusedError(
             "a recurrent layer did not tell its cache how to replay the step, so only a round that keeps everything "
             "can end; have the layer call record()"
         )
 
 
-def replayed(arrays: Arrays, steps: Iterable[RecordedStep], keeps: Sequence[int]) -> Arrays:
+def kept_of_steps(steps: Iterable[tuple[int, ...]], keeps: Sequence[int]) -> list[mx.array | None]:
+    """Share the positions that stay among steps, first steps first.
+
+    Args:
+        steps: per step, how many positions each row summed up.
+        keeps: per row, how many positions stay.
+
+    Returns:
+        Per step how many of its positions stay, `(B,) int32`; None for a step of which nothing does.
+    """
+    remaining, shares = list(keeps), list[mx.array | None]()
+    for counts in steps:
+        kept = [min(count, left) for count, left in zip(counts, remaining, strict=True)]
+        remaining = [left - count for left, count in zip(remaining, kept, strict=True)]
+        shares.append(mx.array(kept, mx.int32) if any(kept) else None)
+    return shares
+
+
+def replayed(arrays: Arrays, replays: Iterable[Replay | None], kept: Iterable[mx.array | None]) -> Arrays:
     """Return a layer's arrays after the first positions of its steps.
 
     Args:
         arrays: `(B, ...)` each, as they were before the steps.
-        steps: in their order; all tell how to replay.
-        keeps: per row, how many positions stay.
+        replays: per step, how to replay it.
+        kept: per step, what `kept_of_steps` gives.
     """
-    remaining = list(keeps)
-    for step in steps:
-        kept = [min(count, left) for count, left in zip(step.counts, remaining, strict=True)]
-        remaining = [left - count for left, count in zip(remaining, kept, strict=True)]
-        if any(kept) and step.replay is not None:
-            arrays = step.replay(arrays, mx.array(kept, mx.int32))
+    for replay, share in zip(replays, kept, strict=True):
+        if share is not None and replay is not None:
+            arrays = replay(arrays, share)
     return arrays

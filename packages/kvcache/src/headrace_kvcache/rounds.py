@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace_kvcache.errors import IntegrityError, InvalidCountError, RoundRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 
 def check_drafts(drafts: int) -> None:
@@ -57,18 +58,20 @@ class RoundBooks:
             raise RoundRefusedError("no round is open; call spec_round_begin() first")
         return self._starts
 
-    def targets(self, keep: int | Sequence[int], ends: dict[int, int]) -> dict[int, int]:
+    def targets(self, keep: int | Sequence[int], ends: Mapping[int, int] | Sequence[int]) -> dict[int, int]:
         """Return the ends after a rollback that keeps `keep` of each row's positions appended in the round."""
         starts = self.started()
-        keeps = list(keep) if isinstance(keep, Sequence) else [keep] * len(starts)
-        if len(keeps) != len(starts):
-            raise InvalidCountError(f"{len(keeps)} counts are given for {len(starts)} rows; there must be one per row")
+        keeps = keep if isinstance(keep, Sequence) else itertools.repeat(keep, len(starts))
+        if isinstance(keep, Sequence) and len(keep) != len(starts):
+            raise InvalidCountError(f"{len(keep)} counts are given for {len(starts)} rows; there must be one per row")
+        targets: dict[int, int] = {}
         for (slot, start), kept in zip(starts.items(), keeps, strict=True):
             if type(kept) is not int or not 0 <= kept <= ends[slot] - start:
                 raise InvalidCountError(
-                    f"slot {slot} cannot keep {kept!r} positions; it must be from 0 to {ends[slot] - start}"
+                    f"row {slot} cannot keep {kept!r} positions; it must be an integer from 0 to {ends[slot] - start}"
                 )
-        return {slot: start + kept for (slot, start), kept in zip(starts.items(), keeps, strict=True)}
+            targets[slot] = start + kept
+        return targets
 
     def check_integrity(self, rows: Iterable[int]) -> None:
         """Raise `IntegrityError` unless every row of the round is among the given ones."""

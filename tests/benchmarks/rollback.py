@@ -1,0 +1,135 @@
+"""Time the books of a round of speculation: begin and resolve, without the forward between them.
+
+    python tests/benchmarks/rollback.py [--rows 8] [--layers 30] [--contexts 512 4096 16384] [--repeats 200]
+
+Per kind of caches and context the median time of begin + resolve in milliseconds for a round of four drafts of which
+the rows accept different numbers, and how much active memory beginning adds. The forward between the two is one small
+append to every layer and is not timed. "slots" are `make_row_batch`'s, as the scheduler holds them; "batch" is one
+object per layer, as mlx-lm's `BatchGenerator` holds them; "alone" is one row. A recurrent layer's resolve replays, so
+its time includes building that graph.
+"""
+
+import argparse
+import statistics
+import time
+
+import mlx.core as mx
+
+from headrace_kvcache import (
+    KVCache,
+    QuantizedKVCache,
+    RecurrentCache,
+    RotatingKVCache,
+    attend,
+    bind_cache_rollback,
+    bind_row_cache_rollback,
+    make_row_batch,
+    merge_caches,
+)
+
+HEADS, KV_HEADS, HEAD_DIM, DRAFTS = 2, 1, 32, 4
+WINDOW = 512
+
+KINDS = {
+    "plain": lambda _: KVCache(),
+    "quantized": lambda _: QuantizedKVCache(bits=8, group_size=32),
+    "sliding": lambda layer: KVCache() if layer % 6 == 5 else RotatingKVCache(WINDOW),
+    "hybrid": lambda layer: KVCache() if layer % 4 == 3 else RecurrentCache(1),
+}
+
+
+def run_layer(cache, num_rows, num_tokens):
+    if hasattr(cache, "record"):
+        inputs = mx.ones((num_rows, num_tokens, HEAD_DIM))
+        cache.record(lambda arrays, kept: [summed(arrays[0], inputs, mx.arange(num_tokens) < kept[:, None])])
+        cache[0] = summed(cache[0], inputs, None)
+        cache.advance(num_tokens)
+        return cache[0]
+    queries, keys = (
+        mx.ones((num_rows, HEADS, num_tokens, HEAD_DIM)),
+        mx.ones((num_rows, KV_HEADS, num_tokens, HEAD_DIM)),
+    )
+    if hasattr(cache, "attend"):
+        return attend(cache, queries, keys, keys, scale=0.1)
+    mask = cache.make_mask(num_tokens)
+    held = cache.update_and_fetch(keys, keys)
+    return mx.fast.scaled_dot_product_attention(queries, *held, scale=0.1, mask=mask)
+
+
+def summed(state, inputs, mask):
+    added = inputs if mask is None else mx.where(mask[..., None], inputs, 0)
+    return added.sum(axis=1) if state is None else state + added.sum(axis=1)
+
+
+class Case:
+    """Caches of one holder, filled to a context."""
+
+    def __init__(self, holder, make, num_rows, num_layers, context):
+        self.num_rows = num_rows = 1 if holder == "alone" else num_rows
+        singles = [make(layer) for layer in range(num_layers)]
+        self.batch = self.slots = None
+        if holder == "slots":
+            self.batch = make_row_batch(singles, max_rows=num_rows)
+            self.slots = [self.batch.join(num_tokens=context + 64) for _ in range(num_rows)]
+            self.transaction = bind_row_cache_rollback([self.batch], num_rows, slots=self.slots)
+        elif holder == "batch":
+            self.caches = [merge_caches([make(layer) for _ in range(num_rows)]) for layer in range(num_layers)]
+            self.transaction = bind_row_cache_rollback(self.caches, num_rows)
+        else:
+            self.caches = singles
+            self.transaction = bind_cache_rollback(singles)
+        for start in range(0, context, 256):
+            self.forward(min(256, context - start))
+
+    def forward(self, num_tokens):
+        caches = self.caches if self.batch is None else self.batch.view(self.slots, num_tokens)
+        mx.eval([run_layer(cache, self.num_rows, num_tokens) for cache in caches])
+        if self.batch is not None:
+            self.batch.advance(self.slots, num_tokens)
+
+    def settle(self):
+        mx.eval(self.batch.arrays if self.batch is not None else [cache.state for cache in self.caches])
+
+    def round(self, accepted):
+        """Return the milliseconds of begin and resolve together, and the bytes that begin adds."""
+        held = mx.get_active_memory()
+        begun = time.perf_counter()
+        self.transaction.begin(DRAFTS)
+        spent = time.perf_counter() - begun
+        added = mx.get_active_memory() - held
+        self.forward(DRAFTS + 1)
+        begun = time.perf_counter()
+        self.transaction.resolve(accepted)
+        spent += time.perf_counter() - begun
+        self.settle()
+        return spent * 1e3, added
+
+
+def measure(case, repeats):
+    choices = [[(row + turn) % (DRAFTS + 1) for row in range(case.num_rows)] for turn in range(5)]
+    if case.num_rows == 1:
+        choices = [numbers[0] for numbers in choices]
+    times, added = zip(*(case.round(choices[turn % 5]) for turn in range(repeats)), strict=True)
+    return statistics.median(times), sorted(times)[int(0.95 * repeats)], max(added)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 4096, 16384])
+    parser.add_argument("--repeats", type=int, default=200)
+    options = parser.parse_args()
+    print("| kind | holder | context | median ms | 95 % ms | bytes that begin adds |\n|---|---|---|---|---|---|")
+    for kind, make in KINDS.items():
+        for holder in ("slots", "batch", "alone"):
+            if kind == "quantized" and holder == "alone":
+                continue
+            for context in options.contexts:
+                case = Case(holder, make, options.rows, options.layers, context)
+                median, late, added = measure(case, options.repeats)
+                print(f"| {kind} | {holder} | {context} | {median:.3f} | {late:.3f} | {added} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
