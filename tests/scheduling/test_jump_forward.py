@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from headrace_kvcache import KVCache, KVScheme, RecurrentCache, RotatingKVCache
 from headrace_sampling import GrammarCompiler, GrammarSpec, SamplingParams, TokenizerFacts
 from headrace_scheduling import Cancel, Engine, EngineConfig, Finished, GenerateOptions, GenerationRequest
+from headrace_scheduling.runner import MlxStepRunner
 from headrace_scheduling.scheduler import BatchScheduler
-from headrace_scheduling.steps import RowId, RowSpec, StepResult
+from headrace_scheduling.seats import make_seats
+from headrace_scheduling.steps import KnownRun, PrefillSlice, RowId, RowOpening, RowSpec, Step, StepResult
 from headrace_scheduling.testing import EngineRun, ModelLoaderFake, ScriptedModel, make_submit
 from headrace_scheduling.testing.loading import FakeFacts
 
@@ -250,6 +252,31 @@ def test_runs_take_half_of_the_room_of_prompts():
     assert [row.request_id for row in step.decodes] == [2]
     assert sum(len(part.token_ids) for part in step.prefills) == 10
     scheduler.check_integrity()
+
+
+def test_a_run_goes_on_after_a_step_without_grammars():
+    """Law: a row that left out a step takes what its run feeds, whoever else ran in that step."""
+    model = _Model(_FACTS)
+    runner = MlxStepRunner(model, make_seats(model, None, max_rows=2))
+    answer = tuple(_ONE.choices[0].encode())
+    for number, grammar in enumerate((_COMPILER.compile(_ONE), None)):
+        runner.seat(
+            RowOpening(
+                row_id=RowId(number),
+                sampling=SamplingParams(),
+                prompt_ids=(5, 6),
+                eos_token_ids=frozenset({_EOS}),
+                num_tokens=100,
+                grammar=grammar,
+            )
+        )
+    prompts = tuple(PrefillSlice(row_id=RowId(number), token_ids=(5, 6), is_last=True) for number in range(2))
+    runner.dispatch(Step(prefills=prompts))
+    runner.dispatch(Step(decodes=(RowId(1),)))
+    assert runner.collect().tokens[RowId(0)] == answer[:1]
+    runner.dispatch(Step(decodes=(RowId(1),), runs=(KnownRun(row_id=RowId(0), token_ids=answer[:6]),)))
+    runner.collect()
+    assert runner.collect().tokens[RowId(0)] == answer[1:7]
 
 
 class _Room:

@@ -38,6 +38,11 @@ def test_few_positions_stay_one_forward():
     assert len(split_pack(_parts([32, 32]), 2)) == 2
 
 
+def test_many_rows_of_one_token_are_one_forward():
+    (share,) = split_pack(_parts([1] * 65), 2)
+    assert len(share) == 65
+
+
 def test_a_row_shorter_than_the_streams_is_in_the_last_of_them():
     shares = split_pack(_parts([64, 1, 1]), 2)
     assert [[part.length for part in share] for share in shares] == [[32], [32, 1, 1]]

@@ -87,7 +87,8 @@ def split_pack(pack: Sequence[Part], num_streams: int) -> list[list[Part]]:
     if len(pack) % num_streams == 0:
         return [list(pack[index::num_streams]) for index in range(num_streams)]
     pieces = [_cut(part, num_streams) for part in pack]
-    return [[cut[index] for cut in pieces if cut[index].token_ids] for index in range(num_streams)]
+    shares = [[cut[index] for cut in pieces if cut[index].token_ids] for index in range(num_streams)]
+    return [share for share in shares if share]
 
 
 def _cut(part: Part, num_pieces: int) -> list[Part]:

@@ -158,6 +158,12 @@ class MlxStepRunner:
         """Read the oldest step's tokens."""
         flight = self._flights.popleft()
         self._launch(flight)
+        result = self._read(flight)
+        if self._flights:
+            self._take_known(self._flights[0])
+        return result
+
+    def _read(self, flight: Flight) -> StepResult:
         if flight.tokens is None:
             mx.eval(flight.prefilled)
             return StepResult({})
@@ -180,8 +186,6 @@ class MlxStepRunner:
         advance([grammar for _, grammar, _ in bound], [value for _, _, value in bound])
         known = {row.row_id: grammar.known for row, grammar, _ in bound}
         complete = frozenset(row.row_id for row, grammar, _ in bound if grammar.ends_known)
-        if self._flights:
-            self._take_known(self._flights[0])
         return evolve(
             result,
             tokens={
