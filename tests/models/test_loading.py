@@ -1,6 +1,7 @@
 """Loading: the device decides the form, `dtype` overrides it, and an identity tells models apart."""
 
 import json
+import os
 import shutil
 import sys
 import threading
@@ -149,6 +150,21 @@ def test_a_fingerprint_reads_samples_only(tmp_path):
     before = weights_fingerprint(source)
     with path.open("r+b") as file:
         file.seek(2**34 - 1)
+        file.write(b"x")
+    assert weights_fingerprint(source) != before
+
+
+def test_a_change_between_the_samples_is_another_fingerprint(tmp_path):
+    """A variant of the same size and samples is told apart by its file's time; the same file stays the same."""
+    path = tmp_path / "big.gguf"
+    with path.open("wb") as file:
+        file.truncate(2**30)
+    os.utime(path, ns=(1, 1_000_000_000))
+    source = resolve(path)
+    before = weights_fingerprint(source)
+    assert weights_fingerprint(resolve(path)) == before
+    with path.open("r+b") as file:
+        file.seek(2**23)
         file.write(b"x")
     assert weights_fingerprint(source) != before
 

@@ -48,7 +48,10 @@ class LoadedModel:
     codec: Codec
     config: ModelConfig
     identity: str
-    """sha256 over weights, tokenizer, representation and implementation: cached state of another one never fits."""
+    """sha256 over weights, their files' times, tokenizer, representation and implementation.
+
+    Cached state of another identity never fits. The same files written anew are another one.
+    """
     device: str
     """`metal`, `cuda` or `cpu`."""
     representation: str
@@ -160,12 +163,17 @@ def _describe(checkpoint: Checkpoint, form: WeightForm, config: ModelConfig) -> 
 
 
 def weights_fingerprint(source: ModelSource) -> str:
-    """Return a sha256 over the names, sizes, heads and 64 samples of each weight file, without reading all of it."""
+    """Return a sha256 over name, size, time of change and 64 samples of each weight file, without reading all of it.
+
+    The samples alone would miss a variant of the same size that differs in few rows. The time does not, and only costs
+    a copy of the same files another fingerprint.
+    """
     files = [source.path] if source.format == "gguf" else weight_files(source.path)
     digest = hashlib.sha256()
     for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name}\0{size}\0".encode())
+        about = file.stat()
+        size = about.st_size
+        digest.update(f"{file.name}\0{size}\0{about.st_mtime_ns}\0".encode())
         with file.open("rb") as stream:
             for index in range(_NUM_SAMPLES):
                 stream.seek(max(size - _SAMPLE_BYTES, 0) * index // (_NUM_SAMPLES - 1))
