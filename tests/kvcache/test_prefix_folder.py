@@ -2,6 +2,7 @@
 
 import os
 import stat
+from contextlib import suppress
 
 import mlx.core as mx
 import pytest
@@ -162,6 +163,36 @@ def test_a_full_disk_ends_saving_and_nothing_else(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
     assert folder_at(tmp_path / "file").save(cache_of(prompt(20))).num_damaged == 1
     assert loaded(tmp_path / "file")[1].num_entries == 0
+
+
+class FailingFiles(LocalFiles):
+    """A file system on which the first `num_good` files can be written, and no other."""
+
+    def __init__(self, error, num_good):
+        self.error, self.num_good = error, num_good
+
+    def write(self, file, data):
+        if self.num_good < 0:
+            raise self.error
+        super().write(file, data)
+
+    def create(self, path, mode):
+        self.num_good -= 1
+        return super().create(path, mode)
+
+
+@pytest.mark.parametrize("num_good", [0, 1])
+@pytest.mark.parametrize("error", [OSError(5, "I/O error"), OSError(28, "No space left"), KeyboardInterrupt()])
+def test_a_failed_save_takes_no_room(tmp_path, error, num_good):
+    """Law: of a full folder only as much gives way as was written, whatever stops the rest."""
+    prompts = [prompt(start) for start in (110, 120, 130, 140)]
+    folder = folder_at(tmp_path)
+    num_bytes = folder.save(cache_of(*prompts)).num_bytes
+    full = folder_at(tmp_path, max_bytes=num_bytes, files=FailingFiles(error, num_good))
+    new = cache_of(*(prompt(start) for start in (210, 220, 230)))
+    with suppress(KeyboardInterrupt):
+        assert full.save(new).num_damaged == 3 - num_good
+    assert set(keys(loaded(tmp_path)[0])) == {*prompts[num_good:], *[prompt(230)][:num_good]}
 
 
 def test_old_drafts_of_killed_programs_are_removed(tmp_path):

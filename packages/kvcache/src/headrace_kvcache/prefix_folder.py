@@ -76,7 +76,8 @@ class PrefixFolder:
     Args:
         path: of the folder; made with its first entry.
         identity: of everything that makes stored caches right: weights, their representation, tokenizer, scheme.
-        max_bytes: about the most bytes of files of this identity; the least recently used give way.
+        max_bytes: about the most bytes of files of this identity, one more while it is written; the least recently used
+            give way.
         files: the calls to write with.
     """
 
@@ -148,16 +149,20 @@ class PrefixFolder:
         self._remove_drafts()
         views, num_skipped = self._within_limit(list(cache.views())[::-1])
         labels = [PrefixLabel.of(view, self._identity) for view in views]
-        self._make_room(sum(map(_num_bytes, views)), {label.file_name for label in labels})
+        kept = {label.file_name for label in labels}
         now, counts = time.time_ns(), {"written": 0, "entries": 0, "skipped": num_skipped, "damaged": 0}
         for rank, label in enumerate(labels):
             # What is joined for a file goes with it.
             view = views.pop(0)
             try:
-                counts["written"] += self._write(view, label)
+                is_new = self._write(view, label)
                 used_ns = now - rank * _USE_STEP_NS
                 os.utime(self._folder / label.file_name, ns=(used_ns, used_ns))
                 counts["entries"] += 1
+                if is_new:
+                    counts["written"] += 1
+                    # Not before: what cannot be written, or a program that ends, must not cost other entries.
+                    self._make_room(kept)
             except KVCacheError as error:
                 _logger.info("a prompt of %d tokens is not stored: %s", len(view.tokens), error)
                 counts["skipped"] += 1
@@ -167,6 +172,8 @@ class PrefixFolder:
                 if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}:
                     counts["damaged"] += len(views)
                     break
+        # The limit may be lower than it was.
+        self._make_room(kept)
         return FolderReport(
             num_entries=counts["entries"],
             num_bytes=sum(file.num_bytes for file in self._found()),
@@ -196,10 +203,11 @@ class PrefixFolder:
         self._good.add(path.name)
         return True
 
-    def _make_room(self, num_bytes: int, kept: set[str]) -> None:
-        """Remove the least recently used of other entries until these and so many bytes are within the limit."""
-        others = [file for file in self._found() if file.path.name not in kept]
-        excess = num_bytes + sum(file.num_bytes for file in others) - self._max_bytes
+    def _make_room(self, kept: set[str]) -> None:
+        """Remove the least recently used of other entries until all files are within the limit."""
+        found = list(self._found())
+        excess = sum(file.num_bytes for file in found) - self._max_bytes
+        others = [file for file in found if file.path.name not in kept]
         for file in sorted(others, key=lambda each: each.used_ns):
             if excess <= 0:
                 return
