@@ -329,6 +329,33 @@ def test_a_layer_that_cannot_replay_refuses_the_rollback():
     schedule.batch.check_integrity()
 
 
+def test_a_row_that_joins_in_the_place_of_one_of_the_round_is_not_in_it():
+    """A step over the slots that the round began with is refused once another row has one of them."""
+    batch = make_row_batch([RecurrentCache(2)], max_rows=3)
+    slots = [batch.join() for _ in range(3)]
+    for view in batch.view(slots, 2):
+        recur(view, mx.ones((3, 2, HEAD_DIM)))
+    batch.advance(slots, 2)
+    before = batch.extract(2)[0][1]
+    batch.spec_round_begin()
+    for view in batch.view(slots, 1):
+        recur(view, mx.ones((3, 1, HEAD_DIM)))
+    batch.advance(slots, 1)
+    batch.leave(1)
+    assert batch.join() == 1
+    for step in (slots, [0, 2]):
+        with pytest.raises(RoundRefusedError, match=r"of which \(0, 2\) are left"):
+            batch.view(step, 1)
+    for view in batch.view([1], 2):
+        recur(view, mx.ones((1, 2, HEAD_DIM)))
+    batch.advance([1], 2)
+    batch.spec_round_rollback(0)
+    batch.check_integrity()
+    for slot in slots:
+        assert batch.end(slot) == 2
+        assert mx.array_equal(batch.extract(slot)[0][1], before)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_thousand_joins_and_leaves_leak_nothing(model):
     """Active memory after the last leave is what it was before the first join."""

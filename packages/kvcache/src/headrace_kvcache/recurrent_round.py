@@ -64,10 +64,11 @@ class RecurrentRound:
         """
         if not set(slots) & set(self.books.slots):
             return False
-        if tuple(slots) != self._slots:
+        # A slot that was left may hold another row by now, which is not in the books.
+        if tuple(slots) != self._slots or len(self.books.slots) != len(self._slots):
             raise RoundRefusedError(
-                f"a step of slots {tuple(slots)} cannot be taken in a round of {self._slots}: step all of its rows and "
-                f"no others, or end it first"
+                f"a step of slots {tuple(slots)} cannot be taken in a round of {self._slots}, of which "
+                f"{self.books.slots} are left: step all of its rows and no others, or end it first"
             )
         return True
 
