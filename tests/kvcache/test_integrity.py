@@ -93,6 +93,7 @@ MANAGERS = {
     "quantized": (lambda: filled(QuantizedKVCache()), set_to("offset", 999)),
     "turbo": (lambda: filled(TurboQuantKVCache()), set_to("offset", 999)),
     "sides of different lengths": (lambda: filled(KVCache()), set_to("values", mx.ones((1, 1, 3, 64)))),
+    "ring": (lambda: filled(RotatingKVCache(16)), set_to("offset", 3)),
     "ring, wrapped": (lambda: filled(filled(RotatingKVCache(8)), 1), set_to("_head", 11)),
     "chunked": (lambda: filled(ChunkedKVCache(4)), set_to("offset", 300)),
     "chunked, front": (lambda: filled(ChunkedKVCache(4)), set_to("_first", 256)),

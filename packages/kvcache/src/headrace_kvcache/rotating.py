@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from headrace_kvcache.errors import EmptyCache, NotTrimmable
+from headrace_kvcache.errors import EmptyCache, IntegrityError, NotTrimmable
 from headrace_kvcache.fields import joined, part, slabs, with_room, write
 from headrace_kvcache.forms import AffineForm, PlainForm
 from headrace_kvcache.merging import Mergeable
@@ -123,6 +123,16 @@ class RotatingCache(StoredCache, Mergeable):
         if self._fields is not None and self._fields[0].shape[2] > columns:
             self._fields = part(self._fields, 0, columns)
         self._head, self.offset = ring.head, ring.end
+
+    def check_integrity(self) -> None:
+        """Check the books against the buffers, without evaluating anything.
+
+        Raises:
+            IntegrityError: they disagree.
+        """
+        super().check_integrity()
+        if not 0 <= self._head <= self.offset:
+            raise IntegrityError(f"the newest of {self.offset} positions cannot lie before column {self._head}")
 
     def _num_stored(self) -> int:
         return max(self._head, self._ring.num_columns)
