@@ -27,8 +27,10 @@ from headrace_kvcache import (
     bind_cache_rollback,
     bind_row_cache_rollback,
     clone_caches,
+    load_caches,
     make_row_batch,
     merge_caches,
+    save_caches,
 )
 from headrace_kvcache.converting import ConvertingCache
 from headrace_kvcache.packing import AffinePacking
@@ -463,6 +465,35 @@ def test_a_recurrent_layer_that_does_not_tell_gets_no_drafts():
     batch = merge_caches([cache, RecurrentCache(1)])
     assert bind_row_cache_rollback([batch], 2).can_begin(1)
     assert bind_row_cache_rollback([batch.extract(0)], 1).can_begin(1)
+
+
+def test_a_loaded_recurrent_layer_gets_drafts_after_its_first_step(tmp_path):
+    """A file does not say whether the layer that goes on tells how to replay: it shows in its next step."""
+    cache = RecurrentCache(1)
+    save_caches(tmp_path / "empty", [cache])
+    assert bind_cache_rollback(load_caches(tmp_path / "empty").caches).can_begin(1), "as any new one"
+    cache[0] = mx.ones((1, 2))
+    cache.record(lambda arrays, kept: arrays)
+    cache.advance(2)
+    save_caches(tmp_path / "two", [cache, CacheList(cache)])
+    caches = load_caches(tmp_path / "two").caches
+    batch = make_row_batch([RecurrentCache(1)], max_rows=2)
+    slot = batch.join_caches(caches[:1])
+    assert (batch.spec_round_fits(0), batch.spec_round_fits(1)) == (True, False)
+    assert not bind_row_cache_rollback([merge_caches([caches[0], RecurrentCache(1)])], 2).can_begin(1)
+    for each in caches:
+        transaction = bind_cache_rollback([each])
+        assert (transaction.can_begin(0), transaction.can_begin(1)) == (True, False)
+        own = each.caches[0] if isinstance(each, CacheList) else each
+        own[0] = mx.zeros((1, 2))
+        own.record(lambda arrays, kept: arrays)
+        own.advance(1)
+        assert transaction.can_begin(1)
+    for view in batch.view([slot], 1):
+        view[0] = mx.zeros((1, 2))
+        view.record(lambda arrays, kept: arrays)
+    batch.advance([slot], 1)
+    assert batch.spec_round_fits(1)
 
 
 def test_a_missing_replay_is_found_when_it_is_needed():

@@ -34,7 +34,8 @@ class RecurrentCache(Mergeable):
     Attributes:
         offset: number of positions summed up, as far as the layer tells it by `advance`.
         lengths: how many of the coming inputs of each row are real, `(B,)`; None for all.
-        can_replay: whether the layer tells how to replay a step; None until it made one.
+        can_replay: whether the layer tells how to replay a step; None until it made one. A state that came from
+            elsewhere, as from a file, does not say which layer goes on with it: False until that made a step.
     """
 
     __slots__ = ("_arrays", "_before", "_counts", "_replays", "_round", "can_replay", "lengths", "offset")
@@ -222,6 +223,8 @@ class RecurrentCache(Mergeable):
     def state(self, state: State) -> None:
         arrays, self.lengths, self.offset = state
         self._arrays = list(arrays)
+        if self.can_replay is None and self.arrays:
+            self.can_replay = False
 
     @classmethod
     def from_state(cls, state: State) -> Self:

@@ -339,8 +339,8 @@ class RecurrentRowBatch:
             _picked([row]),
             ([(index, array) for index, array in enumerate(arrays) if array is not None] for arrays, _ in states),
         )
-        if self._can_replay is None and None not in told:
-            self._can_replay = all(told)
+        if self._can_replay is None:
+            self._can_replay = False if False in told else (None if None in told else True)
         return slot
 
     def convert(self, slot: int) -> None:
