@@ -24,6 +24,7 @@ async def test_signal(client, models):
     (asked,) = models.gateway.requests
     assert models.codec.chats == [([{"role": "user", "content": "hi"}], None)]
     assert asked.options.max_tokens == 1
+    assert asked.options.ignore_eos, "the histogram is told whatever the step chose"
     assert asked.options.sampling.logprob_histogram
     assert body.pop("top") == [
         {"id": 97, "token": "a", "logprob": -0.5, "bytes": [97]},

@@ -64,7 +64,10 @@ def routes(services: ApiServices) -> Sequence[BaseRoute]:
 
 
 async def _signal(services: ApiServices, request: SignalRequest, tenant: str | None) -> dict[str, object]:
-    options = GenerateOptions(max_tokens=1, sampling=SamplingParams(logprobs=NUM_TOP, logprob_histogram=True))
+    # An end token is a candidate like any other: without `ignore_eos` nothing would tell of a step that chose one.
+    options = GenerateOptions(
+        max_tokens=1, ignore_eos=True, sampling=SamplingParams(logprobs=NUM_TOP, logprob_histogram=True)
+    )
     async with services.models.lease(request.model) as served, AsyncExitStack() as resources:
         prompt = await _encode(served, request.prompt)
         (generation,) = await _run(served, resources, [prompt.request(options, tenant)])
