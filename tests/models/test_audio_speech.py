@@ -1,5 +1,6 @@
 """Voice activity: spans of frames, pieces of any size, cropping, and Silero's detector on speech and noise."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,24 @@ def test_pieces_of_any_size_make_the_same_frames(sizes):
     assert found + pieces.flush() == whole.feed(samples) + whole.flush()
     assert set(whole.detector.heard) <= {512}
     assert len(whole.detector.heard) == -(-len(samples) // 512)
+
+
+def test_long_audio_is_listened_to_within_little_memory():
+    """Samples become Python's floats a frame at a time."""
+
+    class Half:
+        def process_samples(self, samples):
+            assert type(samples[0]) is float
+            return 0.5
+
+    samples = np.ones(100 * 512, np.float32)
+    tracemalloc.start()
+    try:
+        assert SpeechDetector(Half()).feed(samples) == [0.5] * 100
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * samples.nbytes
 
 
 def test_audio_is_cropped_half_a_second_around_speech():

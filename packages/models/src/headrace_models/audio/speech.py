@@ -89,7 +89,8 @@ class SpeechDetector:
         count = len(samples) // FRAME_SAMPLES
         self._rest = samples[count * FRAME_SAMPLES :]
         frames = samples[: count * FRAME_SAMPLES].reshape(count, FRAME_SAMPLES)
-        return [self.detector.process_samples(frame) for frame in frames.tolist()]
+        # Frame by frame: hours of samples as Python's floats would take gigabytes.
+        return [self.detector.process_samples(frame.tolist()) for frame in frames]
 
     def flush(self) -> list[float]:
         """Return the probability of what waits, filled up with silence; nothing if nothing waits."""
