@@ -4,6 +4,11 @@ import threading
 
 import pytest
 
+from headrace_http_api import token_requests
+from headrace_http_api.errors import InvalidRequest
+from headrace_http_api.token_requests import DetokenizeRequest
+from headrace_http_api.validation import structure
+
 MESSAGES = [{"role": "user", "content": "ab"}]
 TOKENIZE, DETOKENIZE, TEMPLATE = "/tokenize", "/detokenize", "/apply-template"
 
@@ -104,6 +109,34 @@ async def test_wrong_bodies_name_their_field(client, url, body, param):
 
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "param"),
+    [
+        (TOKENIZE, {"prompt": "x" * (512 * 16 + 1)}, "prompt"),
+        (TOKENIZE, {"content": "x" * (512 * 16 + 1)}, "content"),
+        (TOKENIZE, {"messages": [{"role": "user", "content": "x" * (512 * 16)}]}, "messages"),
+        (DETOKENIZE, {"tokens": [1] * (512 * 4 + 1)}, "tokens"),
+    ],
+)
+async def test_far_more_than_the_context_is_refused(client, models, url, body, param):
+    """Before it is encoded or decoded; the message tells length, limit and remedy."""
+    error = (await client.post(url, json=body)).json()["error"]
+
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert error["message"].startswith(f"{param} has ")
+    assert models.codec.threads == []
+
+
+def test_a_list_of_ids_is_bounded_before_they_are_looked_at(monkeypatch):
+    """Whatever the context of the model."""
+    monkeypatch.setattr(token_requests, "MAX_IDS", 2)
+    converter = token_requests.make_token_converter()
+
+    assert structure(converter, {"tokens": [1, 2]}, DetokenizeRequest).tokens == (1, 2)
+    with pytest.raises(InvalidRequest, match="tokens has 3 ids; at most 2"):
+        structure(converter, {"tokens": [1, 2, 3]}, DetokenizeRequest)
 
 
 @pytest.mark.parametrize("url", [TOKENIZE, TEMPLATE])

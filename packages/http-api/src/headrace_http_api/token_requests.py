@@ -23,6 +23,9 @@ __all__ = [
 
 TokenIds = tuple[int, ...]
 
+# They are looked at one by one, on the event loop.
+MAX_IDS = 2**20
+
 TEMPLATE_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "continue_final_message": (False,),
@@ -70,6 +73,13 @@ class TokenizeRequest(ApplyTemplateRequest):
             raise InvalidRequest("add_special contradicts add_special_tokens; give one of them", param="add_special")
 
     @property
+    def text_param(self) -> str:
+        """The name of the field that gives the text."""
+        if self.messages:
+            return "messages"
+        return "prompt" if self.content is None else "content"
+
+    @property
     def adds_special_tokens(self) -> bool:
         """Whether a start token is added; when nothing is said, as the server does that has this way to give text."""
         asked = self.add_special if self.add_special_tokens is None else self.add_special_tokens
@@ -100,6 +110,8 @@ def make_token_converter() -> Converter:
 def _to_ids(value: Any, _kind: type) -> TokenIds:
     if not isinstance(value, list):
         raise FieldError(f"is {shown(value)}; it must be a list of token ids")
+    if len(value) > MAX_IDS:
+        raise FieldError(f"has {len(value)} ids; at most {MAX_IDS} are taken: send them in parts")
     for index, entry in enumerate(value):
         if type(entry) is not int or entry < 0:
             raise FieldError(f"is {shown(entry)}; token ids are integers of at least 0", subpath=f"[{index}]")

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from headrace_http_api.conversation_fields import cannot_render, check_template
 from headrace_http_api.encoded import check_vocabulary
+from headrace_http_api.errors import InvalidRequest
 from headrace_http_api.opening import LONG_PROMPT_BYTES, check_num_chars
 from headrace_http_api.ports import ServedModel
 from headrace_http_api.request_body import ignored_header, read_body
@@ -29,6 +30,12 @@ from headrace_http_api.unsupported import refuse_unsupported
 from headrace_http_api.validation import structure
 
 __all__ = ["routes"]
+
+# Whoever counts a text wants to know by how much it is too long, not to have a library encoded: more characters or ids
+# than these for each position of the context, or than these in all, are refused before they cost the loop their time.
+MAX_CHARS_PER_POSITION = 16
+MAX_CHARS = 2**22
+MAX_IDS_PER_POSITION = 4
 
 T = TypeVar("T")
 
@@ -53,6 +60,7 @@ def routes(services: ApiServices) -> Sequence[BaseRoute]:
         request = structure(converter, body, DetokenizeRequest)
         headers = ignored_header(body, DetokenizeRequest, frozenset(), is_strict=services.strict)
         async with services.models.lease(request.model) as served:
+            _check_length("tokens", len(request.tokens), MAX_IDS_PER_POSITION * served.config.max_context, "ids")
             check_vocabulary(request.tokens, served, "tokens")
             is_long = num_bytes > LONG_PROMPT_BYTES
             text = await _work(lambda: served.codec.decode(request.tokens, skip_special_tokens=False), is_long=is_long)
@@ -85,7 +93,8 @@ async def _work(work: Callable[[], T], *, is_long: bool) -> T:
 def _tokenized(served: ServedModel, request: TokenizeRequest) -> dict[str, object]:
     codec = served.codec
     text = _render(served, request) if request.messages else (request.content or request.prompt or "")
-    check_num_chars(len(text), served.config.max_context)
+    limit = min(MAX_CHARS, MAX_CHARS_PER_POSITION * served.config.max_context)
+    _check_length(request.text_param, len(text), limit, "characters")
     ids = codec.encode(text, add_special_tokens=request.adds_special_tokens)
     pieces = {token_id: codec.token_bytes(token_id) for token_id in ids if request.wants_pieces}
     return {
@@ -94,6 +103,15 @@ def _tokenized(served: ServedModel, request: TokenizeRequest) -> dict[str, objec
         "tokens": [{"id": one, "piece": _piece(pieces[one])} for one in ids] if request.with_pieces else ids,
         "token_strs": [pieces[one].decode(errors="replace") for one in ids] if request.return_token_strs else None,
     }
+
+
+def _check_length(param: str, length: int, limit: int, unit: str) -> None:
+    if length > limit:
+        raise InvalidRequest(
+            f"{param} has {length} {unit}; at most {limit} are taken for this model's context here: send it in parts",
+            param=param,
+            code="context_length_exceeded",
+        )
 
 
 def _tokenizer_info(served: ServedModel) -> dict[str, object]:
