@@ -12,9 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headrace_transcription_server import TranscriptionSettings, create_transcription_server
+from headrace_transcription_server import TranscriptionSettings, composition, create_transcription_server
 from headrace_transcription_server.errors import AddressUnusable, ModelUnavailable
 from headrace_transcription_server.page import PAGE_HEADERS
+from headrace_transcription_server.serve import run_serve
 
 
 async def post(client, audio, **fields):
@@ -129,6 +130,23 @@ async def test_a_taken_port_is_told(serving):
         with pytest.raises(AddressUnusable, match="--port"):
             async with serving(port=int(server.url.rpartition(":")[2])):
                 pass
+
+
+def test_a_model_is_fetched_before_the_loop_owns_the_signals(monkeypatch, tmp_path):
+    """Ctrl-C ends fetching, and the listener closes."""
+
+    def fetch(_name):
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(composition, "find_model", fetch)
+    path = tmp_path / "t.sock"
+    with pytest.raises(KeyboardInterrupt):
+        run_serve(TranscriptionSettings(model="whisper-tiny", unix=str(path)))
+    with socket.socket(socket.AF_UNIX) as probe, pytest.raises(OSError, match="refused"):
+        probe.connect(str(path))
 
 
 async def test_preloading_comes_before_listening_and_its_failure_ends_the_start(parrot):

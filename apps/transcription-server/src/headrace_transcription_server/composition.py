@@ -18,7 +18,7 @@ from headrace_transcription_server.models import find_model
 from headrace_transcription_server.page import with_page
 from headrace_transcription_server.settings import TranscriptionSettings, check_binding, is_loopback
 
-__all__ = ["create_transcription_server", "listen", "make_service"]
+__all__ = ["create_transcription_server", "find_loader", "listen", "make_service"]
 
 
 async def create_transcription_server(
@@ -70,6 +70,16 @@ def listen(options: TranscriptionSettings) -> socket.socket:
     return bind(options.host, options.port) if options.unix is None else bind_unix(Path(options.unix).expanduser())
 
 
+def find_loader(options: TranscriptionSettings) -> tuple[BackendLoader, str]:
+    """Find the model that the options name, fetched where needed, and return what loads it, and its name.
+
+    Raises:
+        ModelUnavailable: there is no such model.
+    """
+    source = find_model(options.model)
+    return WhisperLoader(source=source, dtype=options.dtype), source.name
+
+
 def make_service(
     options: TranscriptionSettings,
     *,
@@ -83,8 +93,8 @@ def make_service(
         ModelUnavailable: there is no such model.
     """
     if loader is None:
-        source = find_model(options.model)
-        loader, model_id = WhisperLoader(source=source, dtype=options.dtype), model_id or source.name
+        loader, name = find_loader(options)
+        model_id = model_id or name
     return TranscriptionService(
         loader,
         model_id=model_id or options.model,

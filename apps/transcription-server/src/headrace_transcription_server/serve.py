@@ -13,6 +13,7 @@ from headrace_transcription_server.settings import TranscriptionSettings
 from headrace_transcription_server.stop_signals import StopSignals, stop_signals
 
 if TYPE_CHECKING:
+    from headrace_models.transcription import BackendLoader
     from headrace_transcription_server.http_server import TranscriptionServer
 
 __all__ = ["run_serve"]
@@ -24,21 +25,27 @@ def run_serve(settings: TranscriptionSettings) -> int:
     Raises:
         TranscriptionServerError: when the server cannot start.
     """
-    from headrace_transcription_server.composition import listen
+    from headrace_transcription_server.composition import find_loader, listen
 
     started_at = time.time()
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     listener = listen(settings)
     with listener:
         require_backend()
-        return asyncio.run(_serve(settings, listener, started_at))
+        # Before the loop owns the signals: fetching a model takes minutes, and Ctrl-C ends it.
+        loader, model_id = find_loader(settings)
+        return asyncio.run(_serve(settings, listener, loader, model_id, started_at))
 
 
-async def _serve(settings: TranscriptionSettings, listener: socket.socket, started_at: float) -> int:
+async def _serve(
+    settings: TranscriptionSettings, listener: socket.socket, loader: "BackendLoader", model_id: str, started_at: float
+) -> int:
     from headrace_transcription_server.composition import create_transcription_server
 
     with stop_signals() as signals:
-        server, service = await create_transcription_server(settings, listener=listener, started_at=started_at)
+        server, service = await create_transcription_server(
+            settings, listener=listener, loader=loader, model_id=model_id, started_at=started_at
+        )
         try:
             _announce(service.model_id, server.url)
             await _until_stopped(server, signals, settings.drain_timeout_s)
