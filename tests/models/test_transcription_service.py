@@ -277,10 +277,10 @@ async def test_a_take_at_fault_harms_no_other(stub, whisper_noise):
 
 
 async def test_a_batch_that_fails_ends_its_takes_and_no_others(stub, whisper_noise):
-    """What the model raises becomes a typed error; the next take finds the model there."""
-    stub.faults.append(RuntimeError("the device is lost"))
+    """What the model raises becomes a typed error, without its words; the next take finds the model there."""
+    stub.faults.append(RuntimeError("could not decode 'what somebody said'"))
     async with served(stub, idle_unload_s=None) as service:
-        with pytest.raises(TranscriptionFailed, match="the device is lost"):
+        with pytest.raises(TranscriptionFailed, match=r"^the model failed \(RuntimeError\); send it again$"):
             await service.transcribe(pcm(whisper_noise(1)))
         assert (await service.transcribe(pcm(whisper_noise(1)))).transcript.text == "word"
     assert stub.num_loads == 1
@@ -311,6 +311,43 @@ async def test_a_full_queue_refuses(stub, whisper_noise):
         stub.gate.set()
         assert [(await take.result()).text for take in takes] == ["word"] * 3
         assert service.stats().num_requests == 3
+
+
+async def test_files_to_read_are_bounded_as_takes_are(stub, whisper_noise, monkeypatch):
+    """Also those that nobody waits for any more, until they are read; and each is short enough for one message."""
+    gate, asked = threading.Event(), []
+
+    def read(_audio, limits):
+        asked.append(limits.max_duration_s)
+        assert gate.wait(5)
+        return whisper_noise(1)
+
+    monkeypatch.setattr("headrace_models.transcription.readers.read_samples", read)
+    async with served(stub, max_waiting=2, idle_unload_s=None) as service:
+        readings = [asyncio.ensure_future(service.read(b"RIFF")) for _ in range(2)]
+        await asyncio.sleep(0)
+        readings[0].cancel()
+        with pytest.raises(TranscriptionQueueFull, match="at most 2"):
+            await service.read(b"RIFF")
+        gate.set()
+        assert (await readings[1]).duration_s == 1
+        async with asyncio.timeout(5):
+            while service._replies.num_reading:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        assert (await service.read(b"RIFF")).duration_s == 1
+    assert set(asked) == {900.0}
+
+
+async def test_a_message_that_cannot_be_taken_ends_what_waits(stub, monkeypatch):
+    """The worker ends with the type of what was raised, not with its words, and nobody waits without end."""
+
+    def read(*_):
+        raise ValueError("what somebody said")
+
+    monkeypatch.setattr("headrace_models.transcription.readers.Readers.read", read)
+    async with served(stub, idle_unload_s=None) as service, asyncio.timeout(5):
+        with pytest.raises(TranscriptionFailed, match="ended with ValueError while"):
+            await service.read(b"RIFF")
 
 
 async def test_closing_ends_what_runs_and_refuses_what_comes(stub, whisper_noise):

@@ -92,11 +92,14 @@ class ErrorData:
 
     @classmethod
     def of(cls, error: Exception) -> "ErrorData":
-        """Keep the type of errors that are told apart; every other one becomes a `TranscriptionFailed`."""
+        """Keep the type of errors that are told apart; every other one becomes a `TranscriptionFailed`.
+
+        What an unexpected error says may quote prompts or transcripts of the whole batch: only its type is told.
+        """
         for base in type(error).__mro__:
             if _CROSSING.get(base.__name__) is base:
                 return cls(base.__name__, str(error))
-        return cls(TranscriptionFailed.__name__, f"the model failed ({type(error).__name__}: {error}); send it again")
+        return cls(TranscriptionFailed.__name__, f"the model failed ({type(error).__name__}); send it again")
 
     def make(self) -> ModelError:
         """Return the error, to be raised."""

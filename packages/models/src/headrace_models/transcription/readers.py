@@ -25,6 +25,8 @@ __all__ = ["HeardTake", "Readers"]
 _READ_AT_ONCE = 2
 # Samples of takes that wait are held; beyond so many seconds, further files wait unread.
 _MOST_HELD_S = 4 * 3600.0
+# Of a file whose samples are asked for, as one message and in the service's memory.
+_LONGEST_READ_S = 900.0
 
 
 @frozen
@@ -41,8 +43,8 @@ class Readers:
 
     Attributes:
         limits: of each file.
-        hand_over: takes what was read, when a take can be transcribed.
-        publish: takes what is to be told to the service.
+        hand_over: takes what was read, when a take can be transcribed; must not call a method of this.
+        publish: takes what is to be told to the service; the same holds.
     """
 
     limits: AudioLimits
@@ -115,24 +117,26 @@ class Readers:
             found = hear(request.audio, self.limits, request.speech)
         except Exception as error:  # noqa: BLE001 - whatever a library raises ends this take and no other
             found = ErrorData.of(error)
+        # Together: a take is always either here or handed over, so that a cancel that is not for us comes after the
+        # take, and so does whoever submits when told that this was read. Neither callable comes back here.
         with self._lock:
             self._reading.discard(request.request_id)
             is_cancelled = request.request_id in self._cancelled
             self._cancelled.discard(request.request_id)
-            if isinstance(found, Heard) and not is_cancelled:
+            if is_cancelled:
+                self.publish(Failed(request_id=request.request_id, error=None))
+            elif isinstance(found, ErrorData):
+                self.publish(Failed(request_id=request.request_id, error=found))
+            else:
                 self._held_s += found.duration_s
+                self.publish(Read(request_id=request.request_id))
+                self.hand_over(HeardTake(evolve(request, audio=b""), found))
             self._read_more()
-        if is_cancelled:
-            self.publish(Failed(request_id=request.request_id, error=None))
-        elif isinstance(found, ErrorData):
-            self.publish(Failed(request_id=request.request_id, error=found))
-        else:
-            self.publish(Read(request_id=request.request_id))
-            self.hand_over(HeardTake(evolve(request, audio=b""), found))
 
     def _read(self, message: ReadAudio) -> None:
         try:
-            samples = read_samples(message.audio, self.limits)
+            limits = evolve(self.limits, max_duration_s=min(_LONGEST_READ_S, self.limits.max_duration_s))
+            samples = read_samples(message.audio, limits)
             self.publish(Read(request_id=message.request_id, samples=Samples(samples.astype("<f4").tobytes())))
         except Exception as error:  # noqa: BLE001 - as above
             self.publish(Failed(request_id=message.request_id, error=ErrorData.of(error)))

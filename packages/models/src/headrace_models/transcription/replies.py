@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from headrace_models.transcription.messages import Probabilities, Read, Samples
+from headrace_models.transcription.messages import Probabilities, Read, ReadAudio, Samples
 from headrace_models.transcription.requested import to_audio
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from headrace_models.transcription.messages import Failed
+    from headrace_models.transcription.messages import Failed, Feed
     from headrace_models.transcription.requested import SamplesLike
 
 __all__ = ["Replies", "Reply", "SpeechStream"]
@@ -45,6 +45,7 @@ class Replies:
 
     def __init__(self) -> None:
         self._asked: dict[int, Reply[Read | Probabilities]] = {}
+        self._reading: set[int] = set()
         self._loads: list[Reply[None]] = []
 
     def __len__(self) -> int:
@@ -55,9 +56,16 @@ class Replies:
         """Whether somebody waits for the model already."""
         return bool(self._loads)
 
-    def ask(self, request_id: int) -> Reply[Read | Probabilities]:
+    @property
+    def num_reading(self) -> int:
+        """How many files are being read or wait for it, whether or not somebody still waits for them."""
+        return len(self._reading)
+
+    def ask(self, message: ReadAudio | Feed) -> Reply[Read | Probabilities]:
         """Expect an answer."""
-        reply = self._asked[request_id] = Reply[Read | Probabilities]()
+        if isinstance(message, ReadAudio):
+            self._reading.add(message.request_id)
+        reply = self._asked[message.request_id] = Reply[Read | Probabilities]()
         return reply
 
     def wait_load(self) -> Reply[None]:
@@ -68,10 +76,12 @@ class Replies:
 
     def answer(self, event: Read | Probabilities) -> None:
         """Pass an answer on."""
+        self._reading.discard(event.request_id)
         self._asked.pop(event.request_id).set(event)
 
     def fail(self, event: Failed) -> None:
         """Pass on that there is no answer; a cancel of a take that is over belongs to nothing here."""
+        self._reading.discard(event.request_id)
         reply = self._asked.pop(event.request_id, None)
         if reply is not None and event.error is not None:
             reply.fail(event.error.make())
@@ -88,6 +98,7 @@ class Replies:
     def fail_all(self, error: Exception) -> None:
         """End everything."""
         asked, self._asked = self._asked, {}
+        self._reading.clear()
         for reply in asked.values():
             reply.fail(error)
         self.end_loads(error)

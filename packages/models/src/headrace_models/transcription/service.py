@@ -129,6 +129,14 @@ class TranscriptionService:
             idle_unload_s=self._idle_unload_s,
         )
 
+    def check(self, options: RequestedOptions | TranscribeOptions, /) -> None:
+        """Refuse options that no model takes, before there is any audio.
+
+        Raises:
+            InvalidTranscribeOption: one is out of range, or the language is unknown.
+        """
+        to_options(options)
+
     async def load(self) -> None:
         """Load the model now, if it is not there; callers that come meanwhile wait for the same loading.
 
@@ -218,10 +226,16 @@ class TranscriptionService:
         """Read a file's audio as 16 kHz mono; it may be shorter than what can be transcribed.
 
         Raises:
-            AudioError: the audio is at fault.
+            AudioError: the audio is at fault, or is longer than a quarter of an hour.
+            TranscriptionQueueFull: as many files wait to be read as takes may wait.
             TranscriberClosed: the service closes.
             TranscriptionFailed: the process that read it has died.
         """
+        if self._replies.num_reading >= self._max_waiting:
+            raise TranscriptionQueueFull(
+                f"{self._replies.num_reading} files wait to be read, and at most {self._max_waiting} may: send it "
+                "again later"
+            )
         event = await self._ask(ReadAudio(request_id=next(self._ids), audio=audio))
         assert isinstance(event, Read)
         assert event.samples is not None
@@ -380,7 +394,7 @@ class TranscriptionService:
     async def _ask(self, message: ReadAudio | Feed) -> Read | Probabilities:
         self._refuse_if_closed()
         self._send(message)
-        return await self._replies.ask(message.request_id).wait()
+        return await self._replies.ask(message).wait()
 
     async def _feed(self, detector_id: int, audio: Samples) -> tuple[float, ...]:
         event = await self._ask(Feed(request_id=next(self._ids), detector_id=detector_id, audio=audio))

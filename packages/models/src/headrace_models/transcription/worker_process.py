@@ -14,6 +14,7 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from headrace_models.transcription.messages import Event, Message, WorkerConfig, WorkerSetup
+
+_logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,6 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     faulthandler.enable()
     os.set_inheritable(fd, False)
     connection = Connection(fd)
+    try:
+        _serve(connection)
+    except Exception as error:  # noqa: BLE001 - whatever it is ends this process, and the parent ends what it waits for
+        _log_fault(error)
+        return 1
+    return 0
+
+
+def _serve(connection: Connection) -> None:
     setup: WorkerSetup = connection.recv()
     sys.path[:] = setup.sys_path
     logging.basicConfig(level=setup.log_level, format="%(asctime)s %(levelname)s whisper %(name)s: %(message)s")
@@ -41,7 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     worker = Worker(config, _publisher(connection))
     threading.Thread(target=_read, args=(connection, worker.put), name="headrace-inbox", daemon=True).start()
     worker.run()
-    return 0
+
+
+def _log_fault(error: Exception) -> None:
+    """Log where an error was raised, and its type: what it says may quote prompts or transcripts."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    _logger.error("the model's process ends with %s at\n%s", type(error).__qualname__, frames)
 
 
 def _enable_fast_blas() -> None:
@@ -70,9 +87,13 @@ def _read(connection: Connection, put: Callable[[Message], None]) -> None:
             put(message)
     except (EOFError, OSError):
         pass
+    except Exception as error:  # noqa: BLE001 - a message that is lost would be waited for without end
+        _log_fault(error)
+        os._exit(1)
     # Nobody waits for anything, and the model may be deep in a batch.
     os._exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Without waiting for threads that still read: the parent waits for this end.
+    os._exit(main())

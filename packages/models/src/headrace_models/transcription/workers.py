@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessWorker", "ThreadWorker", "WorkerHandle"]
 
+_logger = getLogger(__name__)
+
 _MODULE = "headrace_models.transcription.worker_process"
 _STOP_TIMEOUT_S = 5.0
 
@@ -89,6 +91,8 @@ class ProcessWorker:
                 self._on_event(self._connection.recv())
         except (EOFError, OSError):
             pass
+        except Exception as error:  # noqa: BLE001 - what cannot be understood would be waited for without end
+            self._kill("an event of the model's process could not be taken", error)
         code = self._process.wait()
         self._last_resort.cancel()
         self._outgoing.put(None)
@@ -103,6 +107,12 @@ class ProcessWorker:
         except OSError:
             # The child is gone; the reader sees it too and ends what is outstanding.
             return
+        except Exception as error:  # noqa: BLE001 - a message that is not sent would be waited for without end
+            self._kill("a message to the model's process could not be sent", error)
+
+    def _kill(self, what: str, error: Exception) -> None:
+        _logger.error("%s (%s): it is ended", what, type(error).__qualname__)
+        self._process.kill()
 
 
 class ThreadWorker:
@@ -117,6 +127,7 @@ class ThreadWorker:
     ) -> None:
         self._config, self._on_event, self._on_end = config, on_event, on_end
         self._waiting: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._fault: str | None = None
         threading.Thread(target=self._run, name="headrace-whisper", daemon=True).start()
 
     def put(self, message: Message) -> None:
@@ -134,16 +145,25 @@ class ThreadWorker:
             threading.Thread(target=self._pass_on, args=(worker.put,), name="headrace-whisper-in", daemon=True).start()
             worker.run()
         except Exception as error:  # noqa: BLE001 - what the loop cannot handle ends it, as it would end a process
-            self._on_end(f"the worker ended with {type(error).__name__}: {error}")
+            self._on_end(_describe_fault(error))
         else:
-            self._on_end(None)
+            self._on_end(self._fault)
 
     def _pass_on(self, put: Callable[[Message], None]) -> None:
         is_over = False
         while not is_over:
             message = self._waiting.get()
-            put(message)
+            try:
+                put(message)
+            except Exception as error:  # noqa: BLE001 - what was not taken would be waited for without end
+                self._fault = _describe_fault(error)
+                put(message := Stop())
             is_over = isinstance(message, Stop)
+
+
+def _describe_fault(error: Exception) -> str:
+    # Only its type: what it says may quote prompts or transcripts.
+    return f"the worker ended with {type(error).__name__}"
 
 
 def _describe_exit(pid: int, code: int) -> str:
