@@ -159,6 +159,8 @@ class FakeTranscriber:
     script: list = field(factory=lambda: [segment(" Hello there.", 0.0, 1.0), segment(" Bye.", 1.0, 2.0)])
     answer: object = None
     refusal: Exception | None = None
+    refusals: list = field(factory=list)
+    options_refusal: Exception | None = None
     detector_refusal: Exception | None = None
     speech_spans: tuple | None = None
     vocabulary: object = None
@@ -173,6 +175,11 @@ class FakeTranscriber:
     def stats(self):
         return FakeStats(num_requests=len(self.takes))
 
+    def check(self, options):
+        assert isinstance(options, TranscriptionOptions)
+        if self.options_refusal is not None:
+            raise self.options_refusal
+
     async def read(self, audio):
         if isinstance(audio, Path):
             self.paths.append(audio)
@@ -185,6 +192,8 @@ class FakeTranscriber:
     async def submit(self, audio, options):
         if self.refusal is not None:
             raise self.refusal
+        if self.refusals:
+            raise self.refusals.pop()
         assert isinstance(options, TranscriptionOptions)
         pcm = audio if isinstance(audio, Pcm) else await self.read(audio)
         self.submitted.append((pcm, options))

@@ -11,12 +11,15 @@ import websockets
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.applications import Starlette
 
 from headrace_http_api import ApiConfig
 from headrace_http_api.audio import SessionRegistry, create_audio_app
 from headrace_http_api.audio.live import Final, LiveOptions, LiveTranscription, Partial
+from headrace_http_api.audio.live_endpoint import live_routes
 from headrace_http_api.audio.speech import SpeechTracker
 from headrace_http_api.audio_ports import SAMPLE_RATE, Pcm, SpeechFilter, TranscriptionOptions
+from headrace_http_api.outlet import ABORT_KEY
 
 HALF_SECOND = SAMPLE_RATE // 2
 
@@ -256,6 +259,31 @@ async def test_client_that_leaves_frees_everything(connect, transcriber):
 
     assert transcriber.takes[0].is_closed
     assert transcriber.num_held == 0
+
+
+async def test_client_that_never_reads_is_cut(serves, reading):
+    """Sending to it ends after the stall timeout: its connection is aborted, its slot and the model are let go."""
+    services = evolve(serves(reading), config=ApiConfig(stall_timeout_s=0.05))
+    aborted, sent, received = asyncio.Event(), [], asyncio.Queue()
+    for message in (
+        {"type": "websocket.connect"},
+        {"type": "websocket.receive", "text": '{"type": "start"}'},
+        {"type": "websocket.receive", "bytes": numbered(1)},
+    ):
+        received.put_nowait(message)
+
+    async def send(message):
+        sent.append(message["type"])
+        if len(sent) > 2:
+            await asyncio.Event().wait()
+
+    scope = {"type": "websocket", "path": "/v1/audio/live", "headers": [], "state": {ABORT_KEY: aborted.set}}
+    async with asyncio.timeout(5):
+        await Starlette(routes=live_routes(services))(scope, received.get, send)
+
+    assert aborted.is_set()
+    assert sent == ["websocket.accept", "websocket.send", "websocket.send"]
+    assert (reading.num_held, services.sessions.num_open) == (0, 0)
 
 
 async def test_silent_client_is_closed(connect, audio_services):

@@ -8,12 +8,16 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from headrace_http_api.audio import SessionRegistry, create_audio_app
+from headrace_http_api.audio import session as session_module
 from headrace_http_api.audio.session import Dictation, new_tracker
+from headrace_http_api.audio.session_endpoints import session_routes
 from headrace_http_api.audio.speech import SpeechTracker
 from headrace_http_api.audio.transcripts import settle
 from headrace_http_api.audio_ports import SAMPLE_RATE, Pcm, SpeechFilter, TranscriptionOptions
+from headrace_http_api.errors import ClientDisconnected
 
 PATH = "/v1/audio/sessions"
 
@@ -294,6 +298,43 @@ async def test_failure_of_a_piece_comes_back_and_closes_at_finish(audio_client, 
     ]
 
     assert statuses == [500, 500, 500, 409]
+    assert transcriber.num_held == 0
+
+
+async def test_full_queue_is_waited_for(audio_client, transcriber, make_error, spoken, monkeypatch):
+    """The piece was taken in: it is transcribed when there is room, once, and the session goes on."""
+    monkeypatch.setattr(session_module, "QUEUE_RETRY_S", 0.001)
+    transcriber.refusals = [make_error("TranscriptionQueueFull", "send it again later") for _ in range(2)]
+    session = await opened(audio_client)
+
+    piece = await audio_client.post(f"{session}/audio", content=spoken(31))
+    whole = await audio_client.post(f"{session}/finish")
+
+    assert (piece.status_code, piece.json()["duration"], transcriber.refusals) == (200, 31.0, [])
+    assert whole.status_code == 200
+    assert transcriber.submitted[0][0].duration_s == 30.0
+
+
+async def test_language_is_checked_before_a_session_opens(audio_client, transcriber, make_error):
+    """What the model cannot do is told when the session is asked for, and nothing is held."""
+    transcriber.options_refusal = make_error("UnknownLanguage", "language is 'xx'")
+
+    response = await audio_client.post(PATH, json={"language": "xx"})
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "language")
+    assert transcriber.num_held == 0
+
+
+async def test_client_that_leaves_while_it_opens_a_session_is_no_fault_of_the_server(audio_services, transcriber):
+    """The body never came whole: nothing is logged as a failure, and nothing is held."""
+    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive():
+        return next(messages)
+
+    (create, *_) = session_routes(audio_services)
+    with pytest.raises(ClientDisconnected):
+        await create.endpoint(Request({"type": "http", "method": "POST", "headers": [], "path": PATH}, receive))
     assert transcriber.num_held == 0
 
 

@@ -138,6 +138,8 @@ WRONG = [
     ({"audio_ctx": "63"}, "audio_ctx"),
     ({"vocabulary": "x" * 16_385}, "vocabulary"),
     ([("vocabulary[]", "a"), ("vocabulary[]", "  ")], "vocabulary[1]"),
+    ([("vocabulary[]", "x" * 16_384)] * 65, "vocabulary"),
+    ({"prompt": "x" * 100_001}, "prompt"),
     ([("language", "de"), ("language", "en")], "language"),
     ({"include[]": "logprobs"}, "include"),
     ({"chunking_strategy": "server_vad"}, "chunking_strategy"),
@@ -206,6 +208,19 @@ async def test_audio_in_json(audio_client, transcriber, body):
     assert response.json()["text"] == "Hello there. Bye."
     assert transcriber.submitted[0][0].duration_s == 2.0
     assert transcriber.submitted[0][1].vocabulary == tuple(body.get("vocabulary", ()))
+
+
+async def test_long_audio_in_json_goes_to_a_file(audio_client, transcriber, spoken, count_temporary):
+    """As one in a form does: it is not held in memory while it waits, and the file is gone at the end."""
+    before = count_temporary()
+    audio = base64.b64encode(b"RIFF" + spoken(20)).decode()
+
+    response = await audio_client.post(PATH, json={"file": audio})
+
+    assert response.status_code == 200
+    assert len(transcriber.paths) == 1
+    assert transcriber.submitted[0][0].duration_s == 20.0
+    assert count_temporary() == before
 
 
 async def test_empty_file_and_audio_that_is_none(post):

@@ -298,6 +298,14 @@ class Transcriber(Protocol):
 
     def stats(self) -> TranscriberStats: ...
 
+    def check(self, options: TranscriptionOptions, /) -> None:
+        """Refuse options that no model takes, before there is any audio.
+
+        Raises:
+            InvalidTranscribeOption, UnknownLanguage: names the field.
+        """
+        ...
+
     async def submit(self, audio: bytes | Path | Pcm, options: TranscriptionOptions, /) -> Take:
         """Read the audio and queue it. A file at a path is not read after this returns.
 

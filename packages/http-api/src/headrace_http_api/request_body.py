@@ -12,7 +12,7 @@ from headrace_http_api.errors import ClientDisconnected, InvalidRequest
 from headrace_http_api.json_body import field_path, parse_object
 from headrace_http_api.validation import unknown_names
 
-__all__ = ["IGNORED_HEADER", "ignored_header", "read_body"]
+__all__ = ["IGNORED_HEADER", "ignored_header", "read_body", "read_optional_body"]
 
 # Parsing more takes long enough to delay the streams of others: a worker thread does it.
 LONG_BODY_BYTES = 64 * 1024
@@ -22,16 +22,33 @@ MAX_IGNORED_NAMES = 32
 
 
 async def read_body(http: Request) -> tuple[dict[str, Any], int]:
-    """Return the parsed body and its size in bytes.
+    """Return the parsed body and its size in bytes; the body itself is not kept.
 
     Raises:
         InvalidRequest: it is no JSON object as `parse_object` reads them.
         ClientDisconnected: the client left before its end.
     """
+    return await _parse(await _read(http))
+
+
+async def read_optional_body(http: Request) -> dict[str, Any]:
+    """Return the parsed body; empty if there is none.
+
+    Raises:
+        As `read_body`.
+    """
+    body = await _read(http)
+    return (await _parse(body))[0] if body else {}
+
+
+async def _read(http: Request) -> bytes:
     try:
-        body = await http.body()
+        return b"".join([chunk async for chunk in http.stream()])
     except ClientDisconnect:
         raise ClientDisconnected from None
+
+
+async def _parse(body: bytes) -> tuple[dict[str, Any], int]:
     if len(body) > LONG_BODY_BYTES:
         return await asyncio.to_thread(parse_object, body), len(body)
     return parse_object(body), len(body)

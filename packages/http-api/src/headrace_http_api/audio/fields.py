@@ -31,6 +31,7 @@ SESSION_FORMATS = ("json", "verbose_json")
 GRANULARITIES = ("segment", "word")
 MAX_TERMS = 8_192
 MAX_TERM_BYTES = 16_384
+MAX_VOCABULARY_BYTES = 2**20
 MAX_PROMPT_CHARS = 100_000
 _TEMPERATURE_STEP = 0.2
 
@@ -78,7 +79,7 @@ class TranscriptionFields:
         return self.timestamp_granularities is not None and "word" in self.timestamp_granularities
 
     def check(self, *, formats: Sequence[str] = FORMATS) -> None:
-        """Refuse fields that contradict each other.
+        """Refuse fields that contradict each other, and texts that are far longer than a model could use.
 
         Args:
             formats: those that this route answers in.
@@ -86,6 +87,7 @@ class TranscriptionFields:
         Raises:
             InvalidRequest: names one of them.
         """
+        self._check_lengths()
         formats = [one for one in formats if one in STREAM_FORMATS] if self.stream else formats
         if self.response_format not in formats:
             where = "of a stream" if self.stream else "of a session"
@@ -118,6 +120,21 @@ class TranscriptionFields:
             )
         if not self.vad:
             self._check_no_vad()
+
+    def _check_lengths(self) -> None:
+        num_chars = len(self.prompt or "")
+        if num_chars > MAX_PROMPT_CHARS:
+            raise InvalidRequest(
+                f"prompt has {num_chars} characters; at most {MAX_PROMPT_CHARS} are taken, and a model reads its last "
+                "few hundred words: shorten it",
+                param="prompt",
+            )
+        num_bytes = sum(len(term.encode(errors="replace")) for term in self.vocabulary or ())
+        if num_bytes > MAX_VOCABULARY_BYTES:
+            raise InvalidRequest(
+                f"vocabulary has {num_bytes} bytes in all; at most {MAX_VOCABULARY_BYTES} are taken: leave out terms",
+                param="vocabulary",
+            )
 
     def _check_no_vad(self) -> None:
         given = {

@@ -1,8 +1,8 @@
 """`/v1/audio/live`: a WebSocket that takes samples, and tells what is said while it is said."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -23,6 +23,7 @@ from headrace_http_api.error_table import reply_to, rule_of
 from headrace_http_api.errors import InvalidRequest, SessionClosed
 from headrace_http_api.json_body import parse_object, shown
 from headrace_http_api.middleware import request_id_of
+from headrace_http_api.outlet import ClientStalled, abort_connection
 from headrace_http_api.sse import compact_json
 from headrace_http_api.validation import unknown_names
 
@@ -60,9 +61,13 @@ class _Conversation:
         try:
             with ExitStack() as held:
                 await self._converse(held)
-            await self.socket.close(_NORMAL)
+            async with self._in_time():
+                await self.socket.close(_NORMAL)
         except WebSocketDisconnect:
             pass
+        except ClientStalled:
+            # It would not read an error either, nor answer a closing handshake.
+            abort_connection(self.socket.scope)
         except Exception as exc:  # noqa: BLE001 - the handshake is over, so the table's answer travels as a message
             await self._fail(exc)
 
@@ -71,6 +76,7 @@ class _Conversation:
         body = _control(message, "start")
         fields = read_live_fields(body)
         transcriber = await self.services.transcriber()
+        transcriber.check(fields.options())
         held.enter_context(self.services.sessions.slot(transcriber))
         tracker = _tracker(transcriber, fields)
         session = LiveTranscription(transcriber, fields.options(), tracker, fields.live)
@@ -160,7 +166,21 @@ class _Conversation:
             await self._send(_event_body(event))
 
     async def _send(self, body: Mapping[str, object]) -> None:
-        await self.socket.send_text(compact_json(body))
+        async with self._in_time():
+            await self.socket.send_text(compact_json(body))
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncGenerator[None]:
+        """Bound the wait for a client that reads nothing.
+
+        Raises:
+            ClientStalled: it took nothing for `stall_timeout_s`.
+        """
+        try:
+            async with asyncio.timeout(self.services.config.stall_timeout_s):
+                yield
+        except TimeoutError:
+            raise ClientStalled from None
 
     async def _fail(self, exc: Exception) -> None:
         body = reply_to(exc, request_id_of(self.socket.scope)).body
@@ -169,10 +189,13 @@ class _Conversation:
             return
         try:
             await self._send({"type": "error", **body})
-            await self.socket.close(_CLIENT_FAULT if is_clients else _SERVER_FAULT)
+            async with self._in_time():
+                await self.socket.close(_CLIENT_FAULT if is_clients else _SERVER_FAULT)
         except (WebSocketDisconnect, RuntimeError):
             # It has left meanwhile.
             return
+        except ClientStalled:
+            abort_connection(self.socket.scope)
 
 
 def _control(message: Mapping[str, Any], wanted: str) -> dict[str, Any]:

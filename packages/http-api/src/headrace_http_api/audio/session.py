@@ -1,5 +1,6 @@
 """One dictation that comes in pieces: each complete window is transcribed at once (W-25)."""
 
+import asyncio
 from contextlib import AsyncExitStack
 
 from attrs import define, evolve, field
@@ -7,12 +8,23 @@ from attrs import define, evolve, field
 from headrace_http_api.audio.context import SpokenContext
 from headrace_http_api.audio.speech import SpeechTracker
 from headrace_http_api.audio.transcripts import JoinedTranscript, Segment, settle, shifted
-from headrace_http_api.audio_ports import SAMPLE_RATE, Pcm, Transcriber, Transcript, TranscriptionOptions, VocabularyUse
+from headrace_http_api.audio_ports import (
+    SAMPLE_RATE,
+    Pcm,
+    Take,
+    Transcriber,
+    Transcript,
+    TranscriptionOptions,
+    VocabularyUse,
+)
+from headrace_http_api.error_table import rule_of
 
 __all__ = ["Dictation", "new_tracker", "transcribe"]
 
 WINDOW_S = 30.0
 SHORTEST_S = 0.1
+# After a full queue; about what a window takes.
+QUEUE_RETRY_S = 0.2
 # Before the first speech so much audio is kept.
 LEAD_S = 0.5
 _BYTES_PER_SECOND = 4 * SAMPLE_RATE
@@ -28,13 +40,24 @@ def new_tracker(transcriber: Transcriber, options: TranscriptionOptions) -> Spee
 
 
 async def transcribe(transcriber: Transcriber, pcm: Pcm, options: TranscriptionOptions) -> Transcript:
-    """Transcribe samples; cancelling this cancels the take."""
-    take = await transcriber.submit(pcm, options)
+    """Transcribe samples, waiting while the queue is full; cancelling this cancels the take."""
+    take = await _submit(transcriber, pcm, options)
     async with AsyncExitStack() as resources:
         resources.push_async_callback(take.aclose)
         async for _ in take:
             pass
         return take.transcript
+
+
+async def _submit(transcriber: Transcriber, pcm: Pcm, options: TranscriptionOptions) -> Take:
+    # The session has taken the samples in already: sent again, as a refusal would have it, they would be said twice.
+    while True:
+        try:
+            return await transcriber.submit(pcm, options)
+        except Exception as exc:
+            if rule_of(exc).code != "queue_full":
+                raise
+        await asyncio.sleep(QUEUE_RETRY_S)
 
 
 @define(eq=False)

@@ -22,7 +22,7 @@ from headrace_http_api.audio.upload import MAX_MEMORY_BYTES, media_type_of, read
 from headrace_http_api.audio_ports import SAMPLE_RATE, Pcm, Transcriber
 from headrace_http_api.errors import ClientDisconnected, InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 from headrace_http_api.json_body import shown
-from headrace_http_api.request_body import ignored_header, read_body
+from headrace_http_api.request_body import ignored_header, read_optional_body
 
 __all__ = ["session_routes"]
 
@@ -38,13 +38,14 @@ def session_routes(services: AudioServices) -> Sequence[BaseRoute]:
     registry = services.sessions
 
     async def create(request: Request) -> JSONResponse:
-        body = (await read_body(request))[0] if await request.body() else {}
+        body = await read_optional_body(request)
         fields = read_fields(body, formats=SESSION_FORMATS)
         if fields.stream:
             raise InvalidRequest("stream is true; a session answers each request whole", param="stream")
         headers = ignored_header(body, TranscriptionFields, KNOWN_WITHOUT_EFFECT, is_strict=services.strict)
         transcriber = await services.transcriber()
         options = fields.options("transcribe")
+        transcriber.check(options)
         dictation = Dictation(transcriber, options, new_tracker(transcriber, options))
         session = registry.open(dictation, fields)
         content = {

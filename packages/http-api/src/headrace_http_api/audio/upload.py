@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import binascii
+import io
 import shutil
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -59,7 +60,7 @@ async def read_upload(http: Request, resources: AsyncExitStack) -> AudioUpload:
         case "multipart/form-data":
             return await _read_form(http, resources)
         case "application/json":
-            return await _read_json(http)
+            return await _read_json(http, resources)
         case other:
             raise UnsupportedMediaType(
                 f"content-type is {shown(other)}; send the audio as the field file of multipart/form-data, or as "
@@ -130,15 +131,16 @@ def _copy(source: Any, target: Any) -> None:
 # ---- JSON ----------------------------------------------------------------------------------------------------
 
 
-async def _read_json(http: Request) -> AudioUpload:
+async def _read_json(http: Request, resources: AsyncExitStack) -> AudioUpload:
     body, _ = await read_body(http)
     path, text = _find_audio(body)
     if not isinstance(text, str):
         raise InvalidRequest(f"{path} is {shown(text)}; it must be base64 text, or a data URL", param=path)
     decode = asyncio.to_thread(_decode, text, path) if len(text) > _LONG_TEXT else None
     audio = _decode(text, path) if decode is None else await decode
+    source = audio if len(audio) <= MAX_MEMORY_BYTES else await to_file(io.BytesIO(audio), resources)
     values = {name.removesuffix("[]"): value for name, value in body.items() if name not in _AUDIO_NAMES}
-    return AudioUpload(audio=audio, values=values)
+    return AudioUpload(audio=source, values=values)
 
 
 _AUDIO_NAMES = frozenset({"file", "audio", "input_audio"})
