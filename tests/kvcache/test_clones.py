@@ -363,9 +363,9 @@ def test_what_leaves_the_store_is_freed(leave):
     stored = active_bytes()
     caches = filled("plain", data, (LENGTH,))
     store.put(list(range(LENGTH)), caches, namespace=NAMESPACE, session_id="a")
-    references = [
-        weakref.ref(cache) for cache in [*caches, *[each for entry in store._entries for each in entry.caches]]
-    ]
+    kept = [cache for entry in store._entries for cache in entry.hollow]
+    references = [weakref.ref(cache) for cache in [*caches, *kept]]
+    del kept
     del caches
     if leave == "evict":
         store.evict_to(0)

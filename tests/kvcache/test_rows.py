@@ -320,5 +320,5 @@ def test_integrity_check_finds_a_row_beyond_its_buffers():
     """Books that promise more than the buffers hold are reported, not read."""
     batch = filled([3])
     batch._table.row(0).end = 257
-    with pytest.raises(IntegrityError, match="ends at 257"):
+    with pytest.raises(IntegrityError, match="end=257"):
         batch.check_integrity()
