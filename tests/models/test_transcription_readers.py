@@ -56,18 +56,24 @@ def test_a_cancel_that_comes_while_a_take_is_handed_over_comes_after_it(gate):
 
 def test_a_take_that_is_cancelled_while_it_is_read_is_not_handed_over(gate):
     """It ends once, as cancelled, and its neighbour is read."""
-    told, handed, done = [], [], threading.Event()
+    told, handed, done, ended = [], [], threading.Event(), threading.Event()
 
     def hand_over(heard):
         handed.append(heard.request.request_id)
         done.set()
 
-    readers = Readers(AudioLimits(), hand_over, told.append)
+    def publish(event):
+        told.append(event)
+        if event.request_id == 1:
+            ended.set()
+
+    readers = Readers(AudioLimits(), hand_over, publish)
     readers.start(asked(1))
     assert readers.cancel(1)
     gate.set()
     readers.start(asked(2))
     assert done.wait(5)
+    assert ended.wait(5)
     readers.close()
     assert handed == [2]
     assert [event for event in told if event.request_id == 1] == [Failed(request_id=1, error=None)]

@@ -134,11 +134,12 @@ async def test_a_taken_port_is_told(serving):
 
 def test_a_model_is_fetched_before_the_loop_owns_the_signals(monkeypatch, tmp_path):
     """Ctrl-C ends fetching, and the listener closes."""
+    handler = signal.getsignal(signal.SIGINT)
 
     def fetch(_name):
         with pytest.raises(RuntimeError, match="no running event loop"):
             asyncio.get_running_loop()
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is handler
         raise KeyboardInterrupt
 
     monkeypatch.setattr(composition, "find_model", fetch)
