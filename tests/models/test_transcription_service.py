@@ -31,6 +31,7 @@ from headrace_models.transcription import (
 from headrace_models.whisper import InvalidTranscribeOption, TranscribeOptions, resolve_whisper, transcribe
 from headrace_models.whisper.caches import AudioKeys
 from headrace_models.whisper.decoded import DecodedWindow, LanguageGuess
+from headrace_models.whisper.seeds import mix
 
 SPEECH = Path(__file__).parent / "speech" / "austen-0880.wav"
 
@@ -43,6 +44,7 @@ class Stub:
     gate: threading.Event = field(factory=threading.Event)
     entered: threading.Event = field(factory=threading.Event)
     batches: list = field(factory=list)
+    seeds: list = field(factory=list)
     num_loads: int = 0
     faults: list = field(factory=list)
     load_faults: list = field(factory=list)
@@ -72,6 +74,7 @@ class Stub:
         self.entered.set()
         assert self.gate.wait(5)
         self.batches.append(len(requests))
+        self.seeds += [request.seed for request in requests]
         if self.faults:
             raise self.faults.pop(0)
         begin = self.tokenizer.special.timestamp_begin
@@ -206,19 +209,12 @@ async def test_takes_share_batches_and_wait_in_order(stub, whisper_noise):
     """As many takes run as a batch has rows, their windows together; the others follow in the order they came."""
     stub.gate.clear()
     async with served(stub, max_rows=2, idle_unload_s=None) as service:
-        takes = [await service.submit(pcm(whisper_noise(1, seed))) for seed in range(4)]
-        ended = []
-
-        async def watch(number):
-            await takes[number].result()
-            ended.append(number)
-
-        watchers = [asyncio.ensure_future(watch(number)) for number in range(4)]
+        options = [TranscribeOptions(seed=number) for number in range(4)]
+        takes = [await service.submit(pcm(whisper_noise(1)), each) for each in options]
         await stub.wait_entered()
         stub.gate.set()
-        await asyncio.gather(*watchers)
-    # Two that share a batch may end in either order.
-    assert all(abs(place - number) <= 1 for place, number in enumerate(ended))
+        await asyncio.gather(*(take.result() for take in takes))
+    assert stub.seeds == [mix(number, 0, 0) for number in range(4)]
     assert sum(stub.batches) == 4
     assert max(stub.batches) == 2
 

@@ -54,9 +54,6 @@ class Readers:
     _unread: deque[StartTake] = field(factory=deque[StartTake])
     _reading: set[int] = field(factory=set[int])
     _cancelled: set[int] = field(factory=set[int])
-    # Several are read at once, but they are handed over in the order they came.
-    _order: deque[StartTake] = field(factory=deque["StartTake"])
-    _found: dict[int, Heard | ErrorData] = field(factory=dict[int, "Heard | ErrorData"])
     _held_s: float = 0.0
     _detectors: dict[int, SpeechDetector] = field(factory=dict[int, SpeechDetector])
     _files: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(_READ_AT_ONCE, "headrace-read"))
@@ -112,7 +109,6 @@ class Readers:
         while self._unread and len(self._reading) < _READ_AT_ONCE and self._held_s < _MOST_HELD_S:
             request = self._unread.popleft()
             self._reading.add(request.request_id)
-            self._order.append(request)
             self._files.submit(self._hear, request)
 
     def _hear(self, request: StartTake) -> None:
@@ -124,23 +120,18 @@ class Readers:
         # Together: a take is always either here or handed over, so that a cancel that is not for us comes after the
         # take, and so does whoever submits when told that this was read. Neither callable comes back here.
         with self._lock:
-            self._found[request.request_id] = found
-            while self._order and self._order[0].request_id in self._found:
-                self._pass_on(self._order.popleft())
-            self._read_more()
-
-    def _pass_on(self, request: StartTake) -> None:
-        found = self._found.pop(request.request_id)
-        self._reading.discard(request.request_id)
-        if request.request_id in self._cancelled:
+            self._reading.discard(request.request_id)
+            is_cancelled = request.request_id in self._cancelled
             self._cancelled.discard(request.request_id)
-            self.publish(Failed(request_id=request.request_id, error=None))
-        elif isinstance(found, ErrorData):
-            self.publish(Failed(request_id=request.request_id, error=found))
-        else:
-            self._held_s += found.duration_s
-            self.publish(Read(request_id=request.request_id))
-            self.hand_over(HeardTake(evolve(request, audio=b""), found))
+            if is_cancelled:
+                self.publish(Failed(request_id=request.request_id, error=None))
+            elif isinstance(found, ErrorData):
+                self.publish(Failed(request_id=request.request_id, error=found))
+            else:
+                self._held_s += found.duration_s
+                self.publish(Read(request_id=request.request_id))
+                self.hand_over(HeardTake(evolve(request, audio=b""), found))
+            self._read_more()
 
     def _read(self, message: ReadAudio) -> None:
         try:
