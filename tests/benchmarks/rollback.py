@@ -41,7 +41,7 @@ KINDS = {
 def run_layer(cache, num_rows, num_tokens):
     if hasattr(cache, "record"):
         inputs = mx.ones((num_rows, num_tokens, HEAD_DIM))
-        cache.record(lambda arrays, kept: [summed(arrays[0], inputs, mx.arange(num_tokens) < kept[:, None])])
+        cache.record(lambda arrays, kept: [summed(arrays[0], inputs, kept.mask(num_tokens, ndim=3))])
         cache[0] = summed(cache[0], inputs, None)
         cache.advance(num_tokens)
         return cache[0]
@@ -57,7 +57,7 @@ def run_layer(cache, num_rows, num_tokens):
 
 
 def summed(state, inputs, mask):
-    added = inputs if mask is None else mx.where(mask[..., None], inputs, 0)
+    added = inputs if mask is None else mx.where(mask, inputs, 0)
     return added.sum(axis=1) if state is None else state + added.sum(axis=1)
 
 

@@ -284,7 +284,7 @@ class Recording:
 
         def replay(arrays, kept):
             scratch = RecurrentCache(2)
-            scratch.state = (arrays, kept, 0)
+            scratch.state = (arrays, kept.lengths, 0)
             self.layer(inputs, scratch.make_mask(inputs.shape[1]), scratch)
             return [scratch[0], scratch[1]]
 

@@ -93,7 +93,7 @@ def recur(cache, inputs):
     cache[0], cache[1] = arrays
     cache.advance(inputs.shape[1])
     if hasattr(cache, "record"):
-        cache.record(lambda states, kept: sum_up(states, inputs, mx.arange(inputs.shape[1]) < kept[:, None])[0])
+        cache.record(lambda states, kept: sum_up(states, inputs, kept.mask(inputs.shape[1]))[0])
     return outputs
 
 

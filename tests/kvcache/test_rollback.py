@@ -95,7 +95,7 @@ def sum_up(arrays, inputs, mask):
 
 
 def recur(cache, inputs):
-    cache.record(lambda arrays, kept: sum_up(arrays, inputs, mx.arange(inputs.shape[1]) < kept[:, None])[0])
+    cache.record(lambda arrays, kept: sum_up(arrays, inputs, kept.mask(inputs.shape[1]))[0])
     (cache[0], cache[1]), outputs = sum_up([cache[0], cache[1]], inputs, cache.make_mask(inputs.shape[1]))
     cache.advance(inputs.shape[1])
     return outputs
@@ -535,6 +535,31 @@ def test_a_recurrent_row_of_a_round_steps_with_all_of_it():
     run.drafted.resolve([0, 1, 2])
     run.check()
     assert batch.end(outsider) == 2
+
+
+def test_layers_of_slots_share_what_says_which_positions_stay():
+    """One `Kept` per step of a round, its arrays made once; the steps share the positions from the first on."""
+    batch = make_row_batch([RecurrentCache(1), RecurrentCache(1)], max_rows=2)
+    slots, told = [batch.join(), batch.join()], []
+
+    def replay(arrays, kept):
+        told.append(kept)
+        return arrays
+
+    batch.spec_round_begin(slots=slots)
+    for _ in range(2):
+        for view in batch.view(slots, 3):
+            view[0] = mx.ones((2, 4))
+            view.record(replay)
+        batch.advance(slots, 3)
+    batch.spec_round_rollback([2, 4])
+    first, _, second, _ = told
+    assert told == [first, first, second, second]
+    assert first.lengths.tolist() == [2, 3]
+    assert second.mask(3).tolist() == [[False] * 3, [True, False, False]]
+    assert first.mask(3, ndim=4).shape == (2, 3, 1, 1)
+    assert first.mask(3, ndim=4) is first.mask(3, ndim=4)
+    assert (batch.end(slots[0]), batch.end(slots[1])) == (2, 4)
 
 
 @pytest.mark.parametrize("name", ["hybrid model", "sliding model"])

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from headrace_kvcache.quantized_rows import RotatingQuantizedRowBatch as RotatingQuantizedRowBatch
     from headrace_kvcache.recurrent import RecurrentCache as RecurrentCache
     from headrace_kvcache.recurrent_rows import RecurrentRowBatch as RecurrentRowBatch
+    from headrace_kvcache.replay import Kept as Kept
     from headrace_kvcache.ring_rows import RotatingRowBatch as RotatingRowBatch
     from headrace_kvcache.rollback import bind_cache_rollback as bind_cache_rollback
     from headrace_kvcache.rotating import RotatingKVCache as RotatingKVCache
@@ -111,6 +112,7 @@ __all__ = [
     "KVCache",
     "KVCacheError",
     "KVScheme",
+    "Kept",
     "LayerSpec",
     "ModelRowBatch",
     "NotTrimmable",
@@ -185,6 +187,7 @@ _MODULES = {
     "KVCache": "plain",
     "KVCacheError": "errors",
     "KVScheme": "scheme",
+    "Kept": "replay",
     "LayerSpec": "spec",
     "ModelRowBatch": "model_rows",
     "NotTrimmable": "errors",

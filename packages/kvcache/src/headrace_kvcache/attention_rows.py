@@ -222,8 +222,8 @@ class AttentionRows:
         check_drafts(drafts)
         # One more than the step has: then even a round that keeps nothing can be rolled back.
         return all(
-            self._columns.fits_in_place(self._table.end(slot), drafts + 2)
-            for slot in (self.joined if slots is None else slots)
+            self._columns.fits_in_place(end, drafts + 2)
+            for end in self._table.ends(self.joined if slots is None else slots).values()
         )
 
     def spec_round_begin(self, *, slots: Sequence[int] | None = None) -> None:
@@ -254,20 +254,25 @@ class AttentionRows:
             RoundRefusedError: no round is open, or a ring has overwritten what a row would need.
             InvalidCountError: a count that is not from 0 to what the row appended.
         """
-        for slot, end in self.rollback_ends(keep).items():
-            self._table.set_end(slot, end)
-        self._round.close()
+        self.end_round(self.rollback_ends(keep))
 
     def rollback_ends(self, keep: int | Sequence[int]) -> dict[int, int]:
         """Return the ends that `spec_round_rollback(keep)` would leave, or raise as it would; nothing changes."""
-        targets = self._round.targets(keep, {slot: self._table.end(slot) for slot in self._round.slots})
-        for slot, end in targets.items():
+        targets = self._round.targets(keep, self._table.ends(self._round.slots))
+        # Without a limit nothing is ever overwritten, and a floor lies below where the round began.
+        for slot, end in targets.items() if self._columns.limit is not None else ():
             if end < self.least_end(slot):
                 raise RoundRefusedError(
                     f"slot {slot} cannot go back to {end}: the ring has overwritten what it would need; ask "
                     f"spec_round_fits(drafts) before a round"
                 )
         return targets
+
+    def end_round(self, ends: dict[int, int]) -> None:
+        """End the open round with the ends that `rollback_ends` gave."""
+        for slot, end in ends.items():
+            self._table.set_end(slot, end)
+        self._round.close()
 
     # ---- contents ----------------------------------------------------------------------------------------------
 

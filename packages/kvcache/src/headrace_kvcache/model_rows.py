@@ -204,9 +204,9 @@ class ModelRowBatch:
 
     def spec_round_rollback(self, keep: int | Sequence[int]) -> None:
         """Keep the first `keep` positions of each row of the round, in every kind or in none."""
-        self.rollback_ends(keep)
-        for batch in self._batches:
-            batch.spec_round_rollback(keep)
+        ends = [batch.rollback_ends(keep) for batch in self._batches]
+        for batch, targets in zip(self._batches, ends, strict=True):
+            batch.end_round(targets)
 
     def rollback_ends(self, keep: int | Sequence[int]) -> dict[int, int]:
         """Return the ends that `spec_round_rollback(keep)` would leave, or raise as it would; nothing changes."""

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from headrace_kvcache.errors import IntegrityError, InvalidGeometry, NotTrimmable
 from headrace_kvcache.merging import Mergeable
-from headrace_kvcache.replay import Replay, check_replayable, kept_of_steps, replayed
+from headrace_kvcache.replay import Replay, kept_of_steps, known_replays
 from headrace_kvcache.rounds import RoundBooks, check_drafts
 from headrace_kvcache.stored import check_count
 
@@ -76,8 +76,9 @@ class RecurrentCache(Mergeable):
         Call it in every step: outside of rounds it costs nothing and keeps nothing.
 
         Args:
-            replay: takes the layer's arrays `(B, ...)` before the step, None where there were none, and how many
-                positions stay `(B,) int32`, 0 included; returns the arrays after these, bit for bit.
+            replay: takes the layer's arrays `(B, ...)` before the step, None where there were none, and a `Kept`: how
+                many positions stay in each row, 0 included, with `lengths (B,) int32` and a `mask(T)` that all layers
+                share; returns the arrays after these, bit for bit.
         """
         self.can_replay = True
         if self._round.is_open:
@@ -136,7 +137,7 @@ class RecurrentCache(Mergeable):
         ends = self._row_ends()
         targets = self._round.targets(keep, ends)
         if targets != ends:
-            check_replayable(self._steps())
+            known_replays(self._steps())
         return targets
 
     def _go_back(self, keeps: list[int]) -> None:
@@ -145,7 +146,10 @@ class RecurrentCache(Mergeable):
         # One entry of the books may stand for several rows of arrays that always move together.
         spread = num_rows // len(keeps)
         kept = kept_of_steps((counts * spread for counts in self._counts), keeps * spread)
-        self._arrays = list(replayed(list(arrays), self._steps(), kept))
+        for replay, share in zip(known_replays(self._steps()), kept, strict=True):
+            if share is not None:
+                arrays = replay(arrays, share)
+        self._arrays = list(arrays)
         self.lengths = None if lengths is None else lengths - max(keeps)
         self.offset = offset + max(keeps)
 

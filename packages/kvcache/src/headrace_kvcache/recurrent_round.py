@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import mlx.core as mx
 
 from headrace_kvcache.errors import RoundRefusedError
-from headrace_kvcache.replay import check_replayable, kept_of_steps, replayed
+from headrace_kvcache.replay import kept_of_steps, known_replays
 from headrace_kvcache.rounds import RoundBooks
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class RecurrentRound:
     def check_replayable(self) -> None:
         """Raise `RoundRefusedError` unless all layers told how to replay all steps."""
         for _, views in self._steps:
-            check_replayable(view.replay for view in views)
+            known_replays([view.replay for view in views])
 
     def replayed(self, layers: Sequence[Arrays], targets: dict[int, int]) -> list[Arrays]:
         """Return the arrays of all rows of the round as they are at the ends `targets`, per layer.
@@ -102,17 +102,16 @@ class RecurrentRound:
         keeps = [targets[slot] - starts[slot] if slot in targets else 0 for slot in self._slots]
         kept = kept_of_steps((step.counts for step, _ in self._steps), keeps)
         take = self._picked.take
-        return [
-            replayed(
-                [None if buffer is None else take(buffer) for buffer in buffers],
-                [views[layer].replay for _, views in self._steps],
-                kept,
-            )
-            for layer, buffers in enumerate(layers)
-        ]
+        states = [[None if buffer is None else take(buffer) for buffer in buffers] for buffers in layers]
+        for (_, views), share in zip(self._steps, kept, strict=True):
+            if share is not None:
+                replays = known_replays([view.replay for view in views])
+                states = [replay(arrays, share) for replay, arrays in zip(replays, states, strict=True)]
+        return states
 
-    def of_those_left(self, array: mx.array) -> mx.array:
-        """Return the rows of an array of the round that have not left it."""
+    def of_those_left(self, layers: list[dict[int, mx.array]]) -> list[dict[int, mx.array]]:
+        """Return the rows that have not left the round, of its arrays per layer by index."""
         if len(self.books.slots) == len(self._slots):
-            return array
-        return array[mx.array([self._slots.index(slot) for slot in self.books.slots], mx.int32)]
+            return layers
+        left = mx.array([self._slots.index(slot) for slot in self.books.slots], mx.int32)
+        return [{index: array[left] for index, array in arrays.items()} for arrays in layers]

@@ -22,7 +22,7 @@ from headrace_kvcache.rounds import check_drafts
 from headrace_kvcache.slots import SlotTable, check_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from headrace_kvcache.replay import Arrays
     from headrace_kvcache.slots import Row
@@ -190,17 +190,17 @@ class RecurrentRowBatch:
         if self.is_round_of(slots):
             self._round.keep((step, views))
         else:
-            self._put(step.picked, (view.stored.items() for view in views))
+            self._put(step.picked, [view.stored for view in views])
         for row, count in zip(self._table.rows(slots), step.counts, strict=True):
             row.end += count
         self._can_replay = all(view.replay is not None for view in views)
         self._viewed = None
 
-    def _put(self, picked: Picked, stored: Iterable[Iterable[tuple[int, mx.array]]]) -> None:
+    def _put(self, picked: Picked, stored: Sequence[dict[int, mx.array]]) -> None:
         """Write arrays `(B, ...)`, per layer by index, into the seats of some rows."""
         num_seats = min(power_of_two_at_least(self._table.num_seats(_ROOM)), self.max_rows)
         for buffers, arrays in zip(self._layers, stored, strict=True):
-            for index, array in arrays:
+            for index, array in arrays.items():
                 buffers[index] = picked.put(buffers[index], array, num_seats)
 
     def check_advance(self, slots: Sequence[int], num_tokens: int | Sequence[int]) -> tuple[int, ...]:
@@ -258,9 +258,8 @@ class RecurrentRowBatch:
             RoundRefusedError: no round is open.
         """
         rows = [self._table.row(slot) for slot in self._round.books.started()]
-        left = self._round.of_those_left
         layers = [self._round.stored(layer) for layer in range(self.num_layers)]
-        self._put(_picked(rows), ([(index, left(array)) for index, array in stored.items()] for stored in layers))
+        self._put(_picked(rows), self._round.of_those_left(layers))
         self._round.close()
 
     def spec_round_rollback(self, keep: int | Sequence[int]) -> None:
@@ -273,28 +272,30 @@ class RecurrentRowBatch:
             RoundRefusedError: no round is open, or a layer did not tell how to replay.
             InvalidCountError: a count that is not from 0 to what the row summed up.
         """
-        targets = self.rollback_ends(keep)
-        if all(end == self._table.end(slot) for slot, end in targets.items()):
-            self.spec_round_commit()
-            return
-        rows = [self._table.row(slot) for slot in targets]
-        layers = self._round.replayed(self._layers, targets)
-        left = self._round.of_those_left
-        self._put(
-            _picked(rows),
-            ([(index, left(array)) for index, array in enumerate(arrays) if array is not None] for arrays in layers),
-        )
-        for row, end in zip(rows, targets.values(), strict=True):
-            row.end = row.granted = end
-        self._round.close()
+        self.end_round(self.rollback_ends(keep))
 
     def rollback_ends(self, keep: int | Sequence[int]) -> dict[int, int]:
         """Return the ends that `spec_round_rollback(keep)` would leave, or raise as it would; nothing changes."""
-        books = self._round.books
-        targets = books.targets(keep, {slot: self._table.end(slot) for slot in books.slots})
-        if any(end != self._table.end(slot) for slot, end in targets.items()):
+        ends = self._table.ends(self._round.books.slots)
+        targets = self._round.books.targets(keep, ends)
+        if targets != ends:
             self._round.check_replayable()
         return targets
+
+    def end_round(self, ends: dict[int, int]) -> None:
+        """End the open round with the ends that `rollback_ends` gave."""
+        if ends == self._table.ends(ends):
+            self.spec_round_commit()
+            return
+        rows = [self._table.row(slot) for slot in ends]
+        layers = [
+            {index: array for index, array in enumerate(arrays) if array is not None}
+            for arrays in self._round.replayed(self._layers, ends)
+        ]
+        self._put(_picked(rows), self._round.of_those_left(layers))
+        for row, end in zip(rows, ends.values(), strict=True):
+            row.end = row.granted = end
+        self._round.close()
 
     # ---- contents ----------------------------------------------------------------------------------------------
 
@@ -337,7 +338,7 @@ class RecurrentRowBatch:
         row.end = row.written = row.granted = states[0][1]
         self._put(
             _picked([row]),
-            ([(index, array) for index, array in enumerate(arrays) if array is not None] for arrays, _ in states),
+            [{index: array for index, array in enumerate(arrays) if array is not None} for arrays, _ in states],
         )
         if self._can_replay is None:
             self._can_replay = False if False in told else (None if None in told else True)

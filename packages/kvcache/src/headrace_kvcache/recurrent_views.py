@@ -32,9 +32,13 @@ class Picked:
 
     def take(self, buffer: mx.array) -> mx.array:
         """Return the rows' arrays `(B, ...)`."""
-        # A new row may have a seat that the buffer does not reach yet.
-        buffer = _with_seats(buffer, self._num_seats)
-        rows = buffer[self._run[0] : self._run[1]] if self._run is not None else buffer[self._seats]
+        num_seats = buffer.shape[0]
+        if self._run == (0, num_seats):
+            rows = buffer
+        else:
+            # A new row may have a seat that the buffer does not reach yet.
+            buffer = _with_seats(buffer, self._num_seats)
+            rows = buffer[self._run[0] : self._run[1]] if self._run is not None else buffer[self._seats]
         if self._fresh is None:
             return rows
         return mx.where(self._fresh.reshape(-1, *[1] * (rows.ndim - 1)), mx.zeros_like(rows), rows)
@@ -147,7 +151,8 @@ class RecurrentView:
         """Tell how to sum up the first positions of this step again, for a round that is rolled back.
 
         Args:
-            replay: takes the layer's arrays `(B, ...)` before the step, None where there were none, and how many
-                positions stay `(B,) int32`, 0 included; returns the arrays after these, bit for bit.
+            replay: takes the layer's arrays `(B, ...)` before the step, None where there were none, and a `Kept`: how
+                many positions stay in each row, 0 included, with `lengths (B,) int32` and a `mask(T)` that all layers
+                share; returns the arrays after these, bit for bit.
         """
         self.replay = replay

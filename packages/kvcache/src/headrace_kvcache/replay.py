@@ -12,20 +12,55 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 Arrays: TypeAlias = "list[mx.array | None]"
-# From a layer's arrays `(B, ...)` before a step and how many of its positions stay `(B,)` to the arrays after these.
-Replay: TypeAlias = "Callable[[Arrays, mx.array], Arrays]"
+# From a layer's arrays `(B, ...)` before a step and what of the step stays to the arrays after that.
+Replay: TypeAlias = "Callable[[Arrays, Kept], Arrays]"
 
 
-def check_replayable(replays: Iterable[Replay | None]) -> None:
-    """Raise `RoundRefusedError` unless every step tells how to replay it."""
-    if any(replay is None for replay in replays):
+class Kept:
+    """How many of a step's positions stay in each row; all layers share its arrays.
+
+    Args:
+        counts: a number per row.
+
+    Attributes:
+        counts: a number per row.
+    """
+
+    __slots__ = ("_lengths", "_masks", "counts")
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self.counts = tuple(counts)
+        self._lengths: mx.array | None = None
+        self._masks: dict[tuple[int, int], mx.array] = {}
+
+    @property
+    def lengths(self) -> mx.array:
+        """The counts, `(B,) int32`."""
+        if self._lengths is None:
+            self._lengths = mx.array(self.counts, mx.int32)
+        return self._lengths
+
+    def mask(self, num_tokens: int, *, ndim: int = 2) -> mx.array:
+        """Return which of the step's positions stay, `(B, num_tokens)` and axes of length 1 up to `ndim`."""
+        key = num_tokens, ndim
+        if key not in self._masks:
+            mask = mx.arange(num_tokens) < self.lengths[:, None]
+            self._masks[key] = mask.reshape(*mask.shape, *[1] * (ndim - 2))
+        return self._masks[key]
+
+
+def known_replays(replays: Sequence[Replay | None]) -> list[Replay]:
+    """Return the replays, or raise `RoundRefusedError` unless all were told."""
+    known = [replay for replay in replays if replay is not None]
+    if len(known) < len(replays):
         raise RoundRefusedError(
             "a recurrent layer did not tell its cache how to replay the step, so only a round that keeps everything "
             "can end; have the layer call record()"
         )
+    return known
 
 
-def kept_of_steps(steps: Iterable[tuple[int, ...]], keeps: Sequence[int]) -> list[mx.array | None]:
+def kept_of_steps(steps: Iterable[tuple[int, ...]], keeps: Sequence[int]) -> list[Kept | None]:
     """Share the positions that stay among steps, first steps first.
 
     Args:
@@ -33,25 +68,11 @@ def kept_of_steps(steps: Iterable[tuple[int, ...]], keeps: Sequence[int]) -> lis
         keeps: per row, how many positions stay.
 
     Returns:
-        Per step how many of its positions stay, `(B,) int32`; None for a step of which nothing does.
+        Per step which of its positions stay; None for a step of which nothing does.
     """
-    remaining, shares = list(keeps), list[mx.array | None]()
+    remaining, shares = keeps, list[Kept | None]()
     for counts in steps:
         kept = [min(count, left) for count, left in zip(counts, remaining, strict=True)]
         remaining = [left - count for left, count in zip(remaining, kept, strict=True)]
-        shares.append(mx.array(kept, mx.int32) if any(kept) else None)
+        shares.append(Kept(kept) if any(kept) else None)
     return shares
-
-
-def replayed(arrays: Arrays, replays: Iterable[Replay | None], kept: Iterable[mx.array | None]) -> Arrays:
-    """Return a layer's arrays after the first positions of its steps.
-
-    Args:
-        arrays: `(B, ...)` each, as they were before the steps.
-        replays: per step, how to replay it.
-        kept: per step, what `kept_of_steps` gives.
-    """
-    for replay, share in zip(replays, kept, strict=True):
-        if share is not None and replay is not None:
-            arrays = replay(arrays, share)
-    return arrays

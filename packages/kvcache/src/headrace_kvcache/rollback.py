@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace_kvcache.errors import IncompleteRoundError, InvalidCountError, RoundRefusedError
-from headrace_kvcache.speculative_transaction import RoundLayer, SpeculativeTransaction
+from headrace_kvcache.speculative_transaction import SpeculativeTransaction
 from headrace_kvcache.trims import is_falsely_trimmable, lost_front, may_lose_front, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from headrace_kvcache.speculative_transaction import Keep, RoundLayer
 
 _TRIO = ("spec_round_begin", "spec_round_commit", "spec_round_rollback")
 
@@ -27,7 +29,7 @@ def bind_cache_rollback(caches: Sequence[object]) -> SpeculativeTransaction[int]
     Raises:
         IncompleteRoundError: a cache has a part of `spec_round_begin`, `spec_round_commit`, `spec_round_rollback`.
     """
-    return SpeculativeTransaction([_scalar_layer(cache) for cache in leaves(caches)], _check_accepted)
+    return SpeculativeTransaction([_scalar_layer(cache) for cache in leaves(caches)], _keep_of)
 
 
 def leaves(caches: Sequence[object]) -> Iterator[object]:
@@ -79,7 +81,7 @@ def is_in_round(cache: object) -> bool | None:
     return said if type(said) is bool else None
 
 
-def _scalar_layer(cache: object) -> RoundLayer[int]:
+def _scalar_layer(cache: object) -> RoundLayer:
     calls = RoundCalls(cache)
     return _RoundCache(cache, calls) if calls.trio else _TrimmedCache(cache, calls)
 
@@ -107,11 +109,12 @@ class _RoundCache:
         del drafts
         self._calls.begin()
 
-    def resolve(self, accepted: int, drafts: int) -> None:
-        if accepted < drafts:
-            self._calls.rollback(accepted + 1)
-        else:
+    def resolve(self, keep: Keep, drafts: int) -> None:
+        del drafts
+        if keep is None:
             self._calls.commit()
+        else:
+            self._calls.rollback(keep)
 
 
 class _TrimmedCache:
@@ -141,10 +144,11 @@ class _TrimmedCache:
     def begin(self, drafts: int) -> None:
         """Nothing is kept: what is rejected is trimmed."""
 
-    def resolve(self, accepted: int, drafts: int) -> None:
-        rejected = drafts - accepted
-        if not rejected:
+    def resolve(self, keep: Keep, drafts: int) -> None:
+        if keep is None:
             return
+        assert isinstance(keep, int), "a cache of one row keeps one number"
+        rejected = drafts + 1 - keep
         trimmed = self._cache.trim(rejected)
         if (type(trimmed) is int and trimmed != rejected) or lost_front(self._cache):
             raise RoundRefusedError(
@@ -163,9 +167,10 @@ def _stays_below(offset: object, drafts: int, max_size: int) -> bool:
     return type(offset) is int and offset + drafts + 1 < max_size
 
 
-def _check_accepted(accepted: int, drafts: int) -> None:
+def _keep_of(accepted: int, drafts: int) -> Keep:
     if type(accepted) is not int or not 0 <= accepted <= drafts:
         raise InvalidCountError(
             f"accepted is {accepted!r}; it must be an integer from 0 to the round's {drafts} drafts, or the caches "
             f"must be discarded"
         )
+    return accepted + 1 if accepted < drafts else None

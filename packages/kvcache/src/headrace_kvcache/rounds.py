@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -61,9 +60,9 @@ class RoundBooks:
     def targets(self, keep: int | Sequence[int], ends: Mapping[int, int] | Sequence[int]) -> dict[int, int]:
         """Return the ends after a rollback that keeps `keep` of each row's positions appended in the round."""
         starts = self.started()
-        keeps = keep if isinstance(keep, Sequence) else itertools.repeat(keep, len(starts))
-        if isinstance(keep, Sequence) and len(keep) != len(starts):
-            raise InvalidCountError(f"{len(keep)} counts are given for {len(starts)} rows; there must be one per row")
+        keeps = keep if isinstance(keep, Sequence) else (keep,) * len(starts)
+        if len(keeps) != len(starts):
+            raise InvalidCountError(f"{len(keeps)} counts are given for {len(starts)} rows; there must be one per row")
         targets: dict[int, int] = {}
         for (slot, start), kept in zip(starts.items(), keeps, strict=True):
             if type(kept) is not int or not 0 <= kept <= ends[slot] - start:

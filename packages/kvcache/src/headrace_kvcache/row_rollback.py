@@ -13,6 +13,8 @@ from headrace_kvcache.speculative_transaction import SpeculativeTransaction
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace_kvcache.speculative_transaction import Keep
+
 
 def bind_row_cache_rollback(
     caches: Sequence[object], rows: int, *, slots: Sequence[int] | None = None
@@ -37,7 +39,7 @@ def bind_row_cache_rollback(
         raise InvalidCountError(f"{len(slots)} slots are given for {rows} rows; there must be one per row")
     chosen = None if slots is None else tuple(slots)
     layers = [_RowCache(cache, chosen) for cache in leaves(caches)]
-    return SpeculativeTransaction(layers, partial(_check_accepted, rows))
+    return SpeculativeTransaction(layers, partial(_keep_of, rows))
 
 
 class _RowCache:
@@ -70,19 +72,16 @@ class _RowCache:
         if drafts:
             self._begin()
 
-    def resolve(self, accepted: Sequence[int], drafts: int) -> None:
+    def resolve(self, keep: Keep, drafts: int) -> None:
         if not drafts:
             return
-        fewest = min(accepted)
-        if fewest == drafts:
+        if keep is None:
             self._calls.commit()
-        elif fewest == max(accepted):
-            self._calls.rollback(fewest + 1)
         else:
-            self._calls.rollback([count + 1 for count in accepted])
+            self._calls.rollback(keep)
 
 
-def _check_accepted(rows: int, accepted: Sequence[int], drafts: int) -> None:
+def _keep_of(rows: int, accepted: Sequence[int], drafts: int) -> Keep:
     is_list = isinstance(accepted, Sequence) and not isinstance(accepted, str)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not is_list or len(accepted) != rows:
         raise InvalidCountError(f"accepted is {accepted!r}; it must be a sequence of {rows} numbers, one per row")
@@ -92,3 +91,7 @@ def _check_accepted(rows: int, accepted: Sequence[int], drafts: int) -> None:
                 f"accepted[{row}] is {count!r}; it must be an integer from 0 to the round's {drafts} drafts, or the "
                 f"caches must be discarded"
             )
+    fewest = min(accepted)
+    if fewest == drafts:
+        return None
+    return fewest + 1 if fewest == max(accepted) else [count + 1 for count in accepted]

@@ -11,7 +11,7 @@ from attrs import define
 from headrace_kvcache.errors import IntegrityError, InvalidGeometry, InvalidLength, InvalidSlots, SlotsExhausted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 # A set of buffers that seats lie in: index of the stored form, index of the capacity class.
 Room: TypeAlias = "tuple[int, int]"
@@ -119,6 +119,10 @@ class SlotTable:
     def end(self, slot: int) -> int:
         """Return how many positions a row holds."""
         return self.row(slot).end
+
+    def ends(self, slots: Iterable[int]) -> dict[int, int]:
+        """Return how many positions rows hold, by slot."""
+        return {slot: self.row(slot).end for slot in slots}
 
     def set_end(self, slot: int, num_tokens: int, *, least: int = 0) -> None:
         """Lower a row's end, at least to `least`: the positions from `num_tokens` on are forgotten."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from headrace_kvcache.errors import IntegrityError, InvalidCountError, RoundRefusedError, StateInvalidError
 from headrace_kvcache.rounds import check_drafts
@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 Acceptance = TypeVar("Acceptance")
-_Accepted_contra = TypeVar("_Accepted_contra", contravariant=True)
+# How many of a round's positions stay, in all rows or per row; None for all of them.
+Keep: TypeAlias = "int | Sequence[int] | None"
 
 
-class RoundLayer(Protocol[_Accepted_contra]):
+class RoundLayer(Protocol):
     """One layer's part in a round."""
 
     def fits(self, drafts: int) -> bool:
@@ -25,7 +26,7 @@ class RoundLayer(Protocol[_Accepted_contra]):
         """Get ready for a step of the pending token and the drafts."""
         ...
 
-    def resolve(self, accepted: _Accepted_contra, drafts: int) -> None:
+    def resolve(self, keep: Keep, drafts: int) -> None:
         """Keep the pending token and what was accepted."""
         ...
 
@@ -45,16 +46,14 @@ class SpeculativeTransaction(Generic[Acceptance]):
 
     Args:
         layers: each layer's part.
-        check_accepted: raises `InvalidCountError` unless an acceptance fits a number of drafts.
+        keep_of: what an acceptance of a number of drafts keeps; raises `InvalidCountError` unless the two fit.
     """
 
-    __slots__ = ("_check_accepted", "_drafts", "_fault", "_layers")
+    __slots__ = ("_drafts", "_fault", "_keep_of", "_layers")
 
-    def __init__(
-        self, layers: Sequence[RoundLayer[Acceptance]], check_accepted: Callable[[Acceptance, int], None]
-    ) -> None:
+    def __init__(self, layers: Sequence[RoundLayer], keep_of: Callable[[Acceptance, int], Keep]) -> None:
         self._layers = tuple(layers)
-        self._check_accepted = check_accepted
+        self._keep_of = keep_of
         self._drafts: int | None = None
         # Words only: an exception would keep its frames and so the caches alive.
         self._fault: str | None = None
@@ -114,10 +113,10 @@ class SpeculativeTransaction(Generic[Acceptance]):
         drafts = self._drafts
         if drafts is None:
             raise InvalidCountError(f"accepted is {accepted!r}, but no round is open; call begin(drafts) first")
-        self._check_accepted(accepted, drafts)
+        keep = self._keep_of(accepted, drafts)
         try:
             for layer in self._layers:
-                layer.resolve(accepted, drafts)
+                layer.resolve(keep, drafts)
         except BaseException as error:
             self._fail("resolve", error)
             raise
