@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -25,10 +26,18 @@ from headrace_scheduling import (
     ThreadEnginePort,
 )
 from headrace_scheduling.operations import EncodeTexts, encode_texts
+from headrace_scheduling.spawning import spawn
 from headrace_scheduling.testing import FakeLoader, FakeRunnerFactory, fake_config, unpicklable_value
 
 _ENDLESS = 4000
 _WAIT_S = 60
+
+
+def _wait_until(holds):
+    deadline = time.monotonic() + _WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Recorder:
@@ -277,6 +286,46 @@ def test_the_child_ignores_ctrl_c(open_process):
     port.send(_submit(1))
     assert isinstance(recorder.end(1), Finished)
     assert port.status.num_restarts == 0
+
+
+def test_a_child_may_start_before_its_configuration_is_known(open_process, tmp_path):
+    """Law: a process that was started early warms up and becomes the first child; the next one is started as always."""
+    mark = tmp_path / "warm"
+    spawned = spawn(partial(os.mkdir, mark))
+    _wait_until(mark.exists)
+    port, recorder = open_process(first=spawned)
+    assert port.info.pid == spawned.process.pid
+    os.kill(port.info.pid, signal.SIGKILL)
+    recorder.wait(lambda: port.info.pid != spawned.process.pid)
+    port.send(_submit(1))
+    assert isinstance(recorder.end(1), Finished)
+
+
+def test_a_process_that_is_not_used_is_gone_after_discard():
+    """Law: discard ends a process that waits for its configuration, and may be called again."""
+    spawned = spawn()
+    spawned.discard()
+    spawned.discard()
+    assert spawned.process.returncode == -signal.SIGKILL
+
+
+def test_a_process_whose_parent_needs_no_engine_ends_in_silence(capfd):
+    """Law: the end of the parent before the configuration is no fault."""
+    spawned = spawn()
+    spawned.connection.close()
+    spawned.socket.close()
+    assert spawned.process.wait(_WAIT_S) == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_a_warm_up_that_fails_is_the_state(tmp_path):
+    """Law: what a warm-up raises reaches the parent as the reason of a failed engine."""
+    port = ProcessEnginePort(fake_config(), first=spawn(partial(os.mkdir, tmp_path)))
+    recorder = Recorder(port)
+    port.start(recorder)
+    recorder.state("failed")
+    assert "File exists" in port.status.detail
+    port.close()
 
 
 def test_start_does_not_wait_for_the_child():

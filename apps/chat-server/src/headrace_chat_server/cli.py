@@ -102,9 +102,12 @@ def _run(arguments: Namespace) -> int:
         from headrace_chat_server.batch import run_batch
 
         return run_batch(read.settings, arguments.source, arguments.target)
-    from headrace_chat_server.serve import run_serve
+    from headrace_chat_server.early_engine import early_engine
 
-    return run_serve(read.settings)
+    with early_engine(read.settings) as engine:
+        from headrace_chat_server.serve import run_serve
+
+        return run_serve(read.settings, engine)
 
 
 def _read(arguments: Namespace) -> Read:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from headrace_models import ModelSource
     from headrace_scheduling.ports import EnginePort, ModelLoader
+    from headrace_scheduling.spawning import SpawnedProcess
 
 __all__ = ["Composition", "compose", "make_port"]
 
@@ -117,6 +118,7 @@ def compose(
     started_at: float | None = None,
     limits: ServingLimits | None = None,
     transcription: Transcription | None = None,
+    engine: "SpawnedProcess | None" = None,
 ) -> Composition:
     """Put the parts together without starting or loading any.
 
@@ -128,11 +130,12 @@ def compose(
         started_at: Unix time in seconds of the program's start; None is now.
         limits: what the machine's memory allows; None leaves it to the model and the settings.
         transcription: serves audio too; closed with the rest.
+        engine: a process for the engine that was started before.
     """
     started_at = time.time() if started_at is None else started_at
     if loader is None:
         loader = EngineLoader(name=source.name, path=source.path, format=source.format, dtype=settings.engine.dtype)
-    port = make_port(settings.engine, loader, source.path, limits)
+    port = make_port(settings.engine, loader, source.path, limits, engine)
     gateway = GenerationGateway(port, max_outstanding=settings.engine.max_queue)
     registry = SingleModelRegistry(
         name=source.name,
@@ -155,12 +158,14 @@ def make_port(
     loader: "ModelLoader",
     model_path: Path | None = None,
     limits: ServingLimits | None = None,
+    first: "SpawnedProcess | None" = None,
 ) -> "EnginePort":
     """Make the engine's port over the transport that the settings name; nothing starts yet.
 
     Args:
         model_path: folder or file of the model, where `kv` "config" looks for `kv_config.json`.
         limits: what the machine's memory allows.
+        first: a process that was started before, for the transport "process".
 
     Raises:
         ModelUnavailable: the KV scheme cannot be used.
@@ -189,4 +194,4 @@ def make_port(
         return ThreadEnginePort(config)
     from headrace_scheduling.process_port import ProcessEnginePort
 
-    return ProcessEnginePort(config)
+    return ProcessEnginePort(config, first=first)

@@ -18,10 +18,15 @@ from headrace_chat_server.transcription import make_transcription
 
 if TYPE_CHECKING:
     from headrace_models import ModelSource
+    from headrace_scheduling.spawning import SpawnedProcess
 
 
-def run_serve(settings: Settings) -> int:
+def run_serve(settings: Settings, engine: "SpawnedProcess | None" = None) -> int:
     """Serve until a signal comes; return the exit code.
+
+    Args:
+        settings: what the operator asked for.
+        engine: a process for the engine that was started before.
 
     Raises:
         ChatServerError: when the server cannot start.
@@ -36,7 +41,7 @@ def run_serve(settings: Settings) -> int:
         require_backend()
         source = find_model(settings.model)
         limits = check_fit(settings.engine, source)
-        return asyncio.run(_serve(settings, listener, source, started_at, limits))
+        return asyncio.run(_serve(settings, listener, source, started_at, limits, engine))
 
 
 async def _serve(
@@ -45,9 +50,16 @@ async def _serve(
     source: "ModelSource",
     started_at: float,
     limits: ServingLimits | None,
+    engine: "SpawnedProcess | None",
 ) -> int:
-    transcription = make_transcription(settings.whisper)
-    composition = compose(settings, source, started_at=started_at, limits=limits, transcription=transcription)
+    composition = compose(
+        settings,
+        source,
+        started_at=started_at,
+        limits=limits,
+        transcription=make_transcription(settings.whisper),
+        engine=engine,
+    )
     url = url_of(listener)
     with stop_signals() as signals:
         try:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import queue
 import socket
 import subprocess
-import sys
 import threading
-from logging import getLogger
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from headrace_scheduling.config import ChildSetup
 from headrace_scheduling.framing import Unframer
+from headrace_scheduling.spawning import spawn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace_scheduling.messages import EngineMessage, StepEvents
+    from headrace_scheduling.spawning import SpawnedProcess
 
-_MODULE = "headrace_scheduling.engine_process"
 _READ_BYTES = 1 << 16
-# What the child may write ahead, so that a loop which is busy for a while delays no step.
-_BUFFER_BYTES = 1 << 20
 
 
 class EngineChild:
@@ -32,26 +26,16 @@ class EngineChild:
 
     Args:
         config: a pickled `EngineConfig`.
+        spawned: the process to use, which was started before; None starts one.
     """
 
-    def __init__(self, config: bytes) -> None:
-        ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        with theirs:
-            # A session of its own keeps the terminal's signals away; the closing socket tells it of our end.
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self._socket = ours
+    def __init__(self, config: bytes, spawned: SpawnedProcess | None = None) -> None:
+        spawned = spawn() if spawned is None else spawned
+        self._process = spawned.process
+        self._socket = spawned.socket
+        self._connection = spawned.connection
         self._unframer = Unframer()
-        self._connection = Connection(os.dup(ours.fileno()))
         self._outgoing: queue.SimpleQueue[bytes | EngineMessage | None] = queue.SimpleQueue()
-        setup = ChildSetup(tuple(sys.path), getLogger("headrace_scheduling").getEffectiveLevel())
-        self._outgoing.put(pickle.dumps(setup))
         self._outgoing.put(config)
         self._writer = threading.Thread(target=self._write, name="headrace-outbox", daemon=True)
         self._writer.start()

@@ -16,14 +16,6 @@ DEFAULT_PROMPT_CACHE_BYTES = 2 * 1024**3
 DEFAULT_STOP_TIMEOUT_S = 10.0
 
 
-@frozen
-class ChildSetup:
-    """What a child process needs before it can unpickle its `EngineConfig`."""
-
-    sys_path: tuple[str, ...]
-    log_level: int
-
-
 OperationHandler = Callable[[LoadedModel, Any], object]
 """Runs one operation on the engine's thread; its value must be picklable for a child process."""
 

@@ -1,6 +1,7 @@
 """The program of an engine's child process: `python -m headrace_scheduling.engine_process FD`.
 
-FD is this side of a socket pair. The parent sends a `ChildSetup`, then a pickled `EngineConfig`, then messages;
+FD is this side of a socket pair. The parent sends a `ChildSetup`, a callable to warm up with or None, then, perhaps
+much later, a pickled `EngineConfig`, then messages;
 the child answers with `StepEvents`. When the parent goes away the child ends at once.
 """
 
@@ -26,10 +27,11 @@ from headrace_scheduling.inbox import Inbox
 from headrace_scheduling.messages import EngineStatus, OperationResult, StepEvents
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from headrace_scheduling.config import ChildSetup, EngineConfig
+    from headrace_scheduling.config import EngineConfig
     from headrace_scheduling.engine import EngineLoop
+    from headrace_scheduling.spawning import ChildSetup
 
 _logger = logging.getLogger(__name__)
 _EXIT_FAILED = 3
@@ -65,13 +67,26 @@ def _load(connection: Connection, inbox: Inbox) -> EngineLoop | None:
         outlet.sendall(frame(_pickle(events)))
 
     try:
-        config: EngineConfig = connection.recv()
+        config = _receive_config(connection)
+        if config is None:
+            return None
         threading.Thread(target=_read, args=(connection, inbox), name="headrace-inbox", daemon=True).start()
         return load_engine(config, inbox=inbox, publish=publish)
     except Exception as error:  # noqa: BLE001 - a loader may raise anything; it becomes the state
         # The parent tells the user the reason in one line; the frames are for developers.
         log_fault(_logger, "the model could not be loaded", error, level=logging.DEBUG)
         publish(StepEvents(status=EngineStatus(state="failed", detail=summarize(error))))
+        return None
+
+
+def _receive_config(connection: Connection) -> EngineConfig | None:
+    """Warm up, then wait for the configuration; None if the parent turns out to need no engine."""
+    warm_up: Callable[[], object] | None = connection.recv()
+    if warm_up is not None:
+        warm_up()
+    try:
+        return connection.recv()
+    except EOFError:
         return None
 
 

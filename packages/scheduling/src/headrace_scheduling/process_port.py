@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_scheduling.config import EngineConfig
+    from headrace_scheduling.spawning import SpawnedProcess
 
 _logger = getLogger(__name__)
 
@@ -33,10 +34,14 @@ class ProcessEnginePort:
     Args:
         config: picklable, because the child builds its engine from it.
         restarts: how often a dead child is replaced.
+        first: a process that was started before, which becomes the first child; None starts one in `start`.
     """
 
-    def __init__(self, config: EngineConfig, *, restarts: RestartPolicy | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, *, restarts: RestartPolicy | None = None, first: SpawnedProcess | None = None
+    ) -> None:
         self._config = config
+        self._first = first
         self._restarts = RestartPolicy() if restarts is None else restarts
         self._ledger = PortLedger()
         self._lock = threading.Lock()
@@ -58,7 +63,7 @@ class ProcessEnginePort:
         self._loop = loop
         self._pickled = pickle.dumps(self._config, pickle.HIGHEST_PROTOCOL)
         self._ledger.open(on_events)
-        self._child = EngineChild(self._pickled)
+        self._child = EngineChild(self._pickled, self._first)
         self._supervisor.start()
 
     def send(self, message: EngineMessage) -> None:
