@@ -1,5 +1,6 @@
 """Laws of the messages: plain data that crosses a process border."""
 
+import itertools
 import pickle
 import typing
 
@@ -29,6 +30,7 @@ from headrace_scheduling import (
     Submit,
     TextDelta,
 )
+from headrace_scheduling.wire import pack, unpack
 
 _STATS = GenerateStats(
     num_prompt_tokens=30, num_cached_tokens=10, num_generated_tokens=5, queue_s=0.1, prefill_s=2.0, decode_s=4.0
@@ -78,6 +80,21 @@ def test_every_message_survives_pickling_and_is_frozen(message):
     if attrs.fields(type(message)):
         with pytest.raises(attrs.exceptions.FrozenInstanceError):
             setattr(message, attrs.fields(type(message))[0].name, None)
+
+
+@pytest.mark.parametrize("part", [_EVENTS[0], attrs.evolve(_EVENTS[0], rows=(), operations=(), info=None)])
+def test_step_events_survive_the_trip_from_the_engines_process(part):
+    """Law: what is unpacked equals what was packed, in every field."""
+    assert unpack(pack(part)) == part
+
+
+def test_every_field_of_what_a_step_repeats_travels():
+    """Law: a status, a row and a delta that differ from their defaults in every field arrive as they are."""
+    numbers = itertools.count(1)
+    status = EngineStatus(**{each.name: next(numbers) for each in attrs.fields(EngineStatus)})
+    delta = TextDelta(**{each.name: (next(numbers),) for each in attrs.fields(TextDelta)})
+    row = RowEvents(**{each.name: next(numbers) for each in attrs.fields(RowEvents)} | {"delta": delta})
+    assert unpack(pack(StepEvents(status=status, rows=(row,)))) == StepEvents(status=status, rows=(row,))
 
 
 def test_the_list_above_is_complete():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace_scheduling.framing import Unframer
 from headrace_scheduling.spawning import spawn
+from headrace_scheduling.wire import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +61,7 @@ class EngineChild:
             return ()
         except OSError:
             return None
-        return [pickle.loads(payload) for payload in self._unframer.feed(data)] if data else None  # noqa: S301 - our own child
+        return [unpack(payload) for payload in self._unframer.feed(data)] if data else None
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the process to end; whether it did."""

@@ -1,8 +1,8 @@
 """The program of an engine's child process: `python -m headrace_scheduling.engine_process FD`.
 
 FD is this side of a socket pair. The parent sends a `ChildSetup`, a callable to warm up with or None, then, perhaps
-much later, a pickled `EngineConfig`, then messages;
-the child answers with `StepEvents`. When the parent goes away the child ends at once.
+much later, a pickled `EngineConfig`, then messages; the child answers with `StepEvents`, as `wire` writes them.
+When the parent goes away the child ends at once.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from headrace_scheduling.faults import log_fault, summarize
 from headrace_scheduling.framing import frame
 from headrace_scheduling.inbox import Inbox
 from headrace_scheduling.messages import EngineStatus, OperationResult, StepEvents
+from headrace_scheduling.wire import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,7 +65,7 @@ def _load(connection: Connection, inbox: Inbox) -> EngineLoop | None:
     outlet = socket.socket(fileno=os.dup(connection.fileno()))
 
     def publish(events: StepEvents) -> None:
-        outlet.sendall(frame(_pickle(events)))
+        outlet.sendall(frame(_pack(events)))
 
     try:
         config = _receive_config(connection)
@@ -99,13 +100,13 @@ def _read(connection: Connection, inbox: Inbox) -> None:
         os._exit(0)
 
 
-def _pickle(events: StepEvents) -> bytes:
+def _pack(events: StepEvents) -> bytes:
     try:
-        return pickle.dumps(events, protocol=pickle.HIGHEST_PROTOCOL)
+        return pack(events)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         # Only a handler's value can be at fault; the rows of this step must not suffer.
         operations = tuple(_picklable(result, error) for result in events.operations)
-        return pickle.dumps(evolve(events, operations=operations), protocol=pickle.HIGHEST_PROTOCOL)
+        return pack(evolve(events, operations=operations))
 
 
 def _picklable(result: OperationResult, error: Exception) -> OperationResult:

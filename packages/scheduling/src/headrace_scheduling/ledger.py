@@ -102,10 +102,11 @@ class PortLedger:
             self._status = status
             if events.info is not None:
                 self._info = events.info
-            self._requests.difference_update(
-                RowId(row.request_id, row.choice) for row in events.rows if row.end is not None
-            )
-            self._operations.difference_update(result.operation_id for result in events.operations)
+            for row in events.rows:
+                if row.end is not None:
+                    self._requests.discard(RowId(row.request_id, row.choice))
+            for result in events.operations:
+                self._operations.discard(result.operation_id)
         self._emit(events if status is events.status else evolve(events, status=status))
 
     def end_all(self, end: RowEnd, status: EngineStatus) -> None:

@@ -70,6 +70,7 @@ EngineMessage = Submit | Cancel | Prefetch | Exclusive | Prepare | Drain | Stop
 
 
 # ---- from the engine -----------------------------------------------------------------------------------------
+# What is made anew for every step may be built by position, which `wire` does: names cost as much as the fields.
 
 
 @frozen(kw_only=True)
@@ -107,7 +108,7 @@ class EngineInfo:
     has_grammar: bool = False
 
 
-@frozen(kw_only=True)
+@frozen
 class EngineStatus:
     """The engine after one step: counts only, published as a whole.
 
@@ -143,7 +144,7 @@ class EngineStatus:
     detail: str = ""
 
 
-@frozen(kw_only=True)
+@frozen
 class RowEvents:
     """What one row did in a step. `end` comes exactly once per choice of a submitted request, in its last event.
 
@@ -168,7 +169,7 @@ class OperationResult:
     error: str | None = None
 
 
-@frozen(kw_only=True)
+@frozen
 class StepEvents:
     """Everything that leaves the engine for one step, all rows together.
 

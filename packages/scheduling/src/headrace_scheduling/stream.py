@@ -48,7 +48,8 @@ class GenerationStream:
         self._ends: dict[int, RowEnd] = {}
         self._num_choices = num_choices
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        self._ended = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
         self._wakeup: asyncio.Future[None] | None = None
         self._has_delta = False
         self._is_admitted = False
@@ -149,7 +150,7 @@ class GenerationStream:
         await self.aclose()
 
     async def _wait(self) -> None:
-        self._wakeup = asyncio.get_running_loop().create_future()
+        self._wakeup = self._loop.create_future()
         try:
             await self._wakeup
         except asyncio.CancelledError:
