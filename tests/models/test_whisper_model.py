@@ -6,6 +6,7 @@ import struct
 import mlx.core as mx
 import numpy as np
 import pytest
+from attrs import evolve
 
 from headrace_models.errors import ModelError, SourceError, UnsupportedFormat, WeightMismatch
 from headrace_models.row_blocks import StoredTensor
@@ -162,6 +163,19 @@ def test_eight_bit_ctranslate2_weights_are_divided_by_their_scales(tiny_whisper,
         # A joined matrix has one scale per row, so each row's own largest number decides.
         steps = mx.abs(wanted[name]).max(axis=1, keepdims=True) / 127
         assert bool((mx.abs(found[name] - wanted[name]) <= 0.51 * steps).all())
+
+
+def test_a_file_in_parts_reads_as_the_whole(tiny_whisper, tiny_whisper_folder, tmp_path):
+    """Numbers that a cut runs through are put together, whatever the number of parts; an empty part changes nothing."""
+    folder = write_ctranslate2_folder(tiny_whisper_folder, tmp_path, tiny_whisper)
+    whole = open_whisper_folder(folder)
+    data = whole.weights[0].read_bytes()
+    cuts = [0, 5, len(data) // 3, len(data) // 2, len(data) // 2, len(data) - 1, len(data)]
+    parts = tuple(tmp_path / f"part{number}" for number in range(len(cuts) - 1))
+    for path, start, stop in zip(parts, cuts, cuts[1:], strict=False):
+        path.write_bytes(data[start:stop])
+    found = load_whisper(evolve(whole, weights=parts), dtype="float32")
+    assert np.array_equal(logits(found, IDS), logits(load_whisper(whole, dtype="float32"), IDS))
 
 
 @pytest.mark.parametrize("cut", [0, 3, 40, 5_000, -1])

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from headrace_models.config import ModelConfig
     from headrace_models.device import DeviceKind
+    from headrace_models.dtypes import DtypeName
     from headrace_models.headers import CheckpointHeaders
-    from headrace_models.loading import DtypeName
     from headrace_models.sources import ModelSource
     from headrace_models.usable_memory import UsableMemory
 

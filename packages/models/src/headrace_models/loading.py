@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from headrace_models.codec import load_codec
 from headrace_models.config import read_config
 from headrace_models.device import profile
+from headrace_models.dtypes import check_dtype
 from headrace_models.families import family_of
 from headrace_models.folder import weight_files
 from headrace_models.gguf_file import read_gguf
@@ -25,14 +26,12 @@ if TYPE_CHECKING:
     from headrace_models.config import ModelConfig
     from headrace_models.dense import DenseModel
     from headrace_models.device import DeviceProfile
+    from headrace_models.dtypes import DtypeName
     from headrace_models.weights import Checkpoint, WeightForm
 
-__all__ = ["DtypeName", "LoadedModel", "check_dtype", "load", "weights_fingerprint"]
-
-DtypeName = Literal["auto", "checkpoint", "float32", "bfloat16", "float16"]
+__all__ = ["LoadedModel", "load", "weights_fingerprint"]
 
 _LOG = logging.getLogger(__name__)
-_DTYPES: tuple[DtypeName, ...] = ("auto", "checkpoint", "float32", "bfloat16", "float16")
 _ITEM_BYTES = 4
 _MEMORY_SHARE = 0.6
 _SAMPLE_BYTES = 4096
@@ -103,16 +102,6 @@ def load(
         source=found,
         left_out=left_out,
     )
-
-
-def check_dtype(dtype: str) -> None:
-    """Refuse a representation that is not known.
-
-    Raises:
-        ValueError: naming the known ones.
-    """
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype is {dtype!r}; choose one of {', '.join(_DTYPES)}.")
 
 
 def _load_dense(

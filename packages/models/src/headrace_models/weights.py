@@ -14,13 +14,12 @@ from attrs import define, field, frozen
 from headrace_models.assembly import reading_stream
 from headrace_models.errors import UnsupportedFormat, WeightMismatch
 from headrace_models.folder import weight_files
-from headrace_models.gguf_weights import read_gguf_tensors
 from headrace_models.layers import Dense, Linear, Packed
 from headrace_models.row_blocks import StoredTensor
 from headrace_models.wrappers import part_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from headrace_models.config import ModelConfig
@@ -143,11 +142,6 @@ class Checkpoint:
         factors = self.tensors.pop("rope_freqs.weight", None)
         return None if factors is None else cast("list[float]", _read(factors, mx.float32).tolist())
 
-    @staticmethod
-    def settle(arrays: Iterable[mx.array]) -> None:
-        """Evaluate what was built, so that its sources are freed now and belong to no thread."""
-        mx.eval(list(arrays))
-
     def _wanted(self) -> WeightForm:
         if self.form is None:
             raise WeightMismatch("No form was chosen for the checkpoint's weights; set `form` before taking any.")
@@ -183,6 +177,8 @@ def open_checkpoint(source: ModelSource, config: ModelConfig) -> Checkpoint:
         SourceError: for missing shards.
     """
     if source.format == "gguf":
+        from headrace_models.gguf_weights import read_gguf_tensors
+
         return Checkpoint(
             read_gguf_tensors(
                 source.path,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from headrace_models.loading import DtypeName
+    from headrace_models.dtypes import DtypeName
     from headrace_models.whisper.backend import WindowBackend
     from headrace_models.whisper.sources import WhisperSource
 

@@ -20,7 +20,7 @@ from headrace_models.whisper.config import (
     read_mlx_config,
     read_transformers_config,
 )
-from headrace_models.whisper.ctranslate2 import read_variable, scan_variables
+from headrace_models.whisper.ctranslate2 import BinaryFile, read_variable, scan_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -131,14 +131,15 @@ def _renamed_transformers(tensors: _Tensors) -> _Tensors:
 def _open_ctranslate2(source: WhisperSource) -> tuple[WhisperConfig, _Tensors]:
     from headrace_models.folder import read_json_object
 
-    variables = scan_variables(source.weights)
-    config = _ctranslate2_config(source, variables)
+    file = BinaryFile.open(source.weights)
+    variables = scan_variables(file)
+    config = _ctranslate2_config(file, variables)
     settings = read_json_object(source.folder / "config.json")
     tensors: _Tensors = {}
     for name, variable in variables.items():
         if name.endswith("weight_scale") or not variable.shape:
             continue
-        reader = _Reader(source.weights, variable, variables.get(f"{name}_scale"))
+        reader = _Reader(file, variable, variables.get(f"{name}_scale"))
         new = _rename(name, _FROM_CTRANSLATE2)
         for part, first, last in _parts(new, variable.shape[0]):
             tensors[part] = reader.stored(first, last, is_conv=".conv" in new and new.endswith("weight"))
@@ -150,8 +151,8 @@ def _open_ctranslate2(source: WhisperSource) -> tuple[WhisperConfig, _Tensors]:
 class _Reader:
     """Reads rows of a variable, multiplied out where they are 8-bit with a scale per row."""
 
-    def __init__(self, paths: Sequence[Path], variable: Variable, scale: Variable | None) -> None:
-        self._paths, self._variable, self._scale = paths, variable, scale
+    def __init__(self, file: BinaryFile, variable: Variable, scale: Variable | None) -> None:
+        self._file, self._variable, self._scale = file, variable, scale
         if variable.dtype in {"<i1", "<i2", "<i4"} and scale is None:
             raise UnsupportedFormat(f"variable {variable.name!r} holds integers without a scale: convert it to float16")
 
@@ -162,9 +163,9 @@ class _Reader:
         return StoredTensor(shape=shape, blocks=lambda: [self._rows(first, last, is_conv=is_conv)])
 
     def _rows(self, first: int, last: int, *, is_conv: bool) -> mx.array:
-        rows: NDArray[Any] = read_variable(self._paths, self._variable, first, last)
+        rows: NDArray[Any] = read_variable(self._file, self._variable, first, last)
         if self._scale is not None:
-            scale = read_variable(self._paths, self._scale).astype(np.float32).reshape(-1)[first:last]
+            scale = read_variable(self._file, self._scale).astype(np.float32).reshape(-1)[first:last]
             rows = rows.astype(np.float32) / scale.reshape(-1, *[1] * (rows.ndim - 1))
         return mx.array(np.ascontiguousarray(rows.swapaxes(1, 2)) if is_conv else rows)
 
@@ -182,20 +183,20 @@ def _parts(name: str, num_rows: int) -> list[tuple[str, int, int]]:
     ]
 
 
-def _ctranslate2_config(source: WhisperSource, variables: Mapping[str, Variable]) -> WhisperConfig:
+def _ctranslate2_config(file: BinaryFile, variables: Mapping[str, Variable]) -> WhisperConfig:
     """Read sizes off the shapes, as the format has no list of them."""
 
     def shape(name: str, rank: int) -> tuple[int, ...]:
         found = variables.get(name)
         if found is None or len(found.shape) != rank:
-            raise UnsupportedFormat(f"{str(source.weights[0])!r} has no variable {name!r}; it is no Whisper model")
+            raise UnsupportedFormat(f"{str(file.path)!r} has no variable {name!r}; it is no Whisper model")
         return found.shape
 
     def heads(side: str) -> int:
         variable = variables.get(f"{side}/num_heads")
         if variable is None:
-            raise UnsupportedFormat(f"{str(source.weights[0])!r} has no variable '{side}/num_heads'")
-        return int(read_variable(source.weights, variable).reshape(-1)[0])
+            raise UnsupportedFormat(f"{str(file.path)!r} has no variable '{side}/num_heads'")
+        return int(read_variable(file, variable).reshape(-1)[0])
 
     def layers(side: str) -> int:
         indices = {int(found[1]) for name in variables if (found := re.match(rf"{side}/layer_(\d+)/", name))}

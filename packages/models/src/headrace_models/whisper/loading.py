@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import mlx.core as mx
 
+from headrace_models.assembly import Assembly
 from headrace_models.device import profile
+from headrace_models.dtypes import check_dtype
 from headrace_models.layers import Dense, Embedding, LayerNorm, Linear, Packed, fuse
-from headrace_models.loading import check_dtype
 from headrace_models.weights import WeightForm
 from headrace_models.whisper.blocks import FeedForward
 from headrace_models.whisper.checkpoint import open_whisper_checkpoint
@@ -21,15 +22,17 @@ from headrace_models.whisper.sources import WhisperSource, resolve_whisper
 from headrace_models.whisper.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from headrace_models.dtypes import DtypeName
     from headrace_models.layers import Projection
-    from headrace_models.loading import DtypeName
     from headrace_models.weights import Checkpoint
     from headrace_models.whisper.config import WhisperConfig
-    from headrace_models.whisper.tokenizer import WhisperTokenizer
 
-__all__ = ["build_whisper", "load_whisper"]
+__all__ = ["load_whisper"]
+
+_Block = TypeVar("_Block", EncoderBlock, DecoderBlock)
 
 _EPSILON = 1e-5
 _EMBEDDING = "decoder.token_embedding"
@@ -60,34 +63,24 @@ def load_whisper(
         source if isinstance(source, WhisperSource) else resolve_whisper(source, download=download, progress=progress)
     )
     config, checkpoint = open_whisper_checkpoint(found)
-    device = profile().kind
-    checkpoint.form = _choose_form(checkpoint, dtype, on_gpu=device != "cpu", format_=found.format)
-    tokenizer = load_tokenizer(found.tokenizer, config.vocab_size, is_multilingual=config.is_multilingual)
-    return build_whisper(config, checkpoint, tokenizer, name=found.name, device=device)
-
-
-def build_whisper(
-    config: WhisperConfig, checkpoint: Checkpoint, tokenizer: WhisperTokenizer, *, name: str, device: str
-) -> WhisperModel:
-    """Build the model of a checkpoint whose form is chosen; takes all tensors out of it.
-
-    Raises:
-        WeightMismatch: listing missing, unexpected and misshapen tensors.
-    """
     check_num_blocks(config, checkpoint.tensors)
     checkpoint.check(whisper_shapes(config))
-    form = cast("WeightForm", checkpoint.form)
-    builder = _Builder(checkpoint, on_host=device == "cpu" and form.dtype == mx.float32)
-    embedding = Embedding(checkpoint.take_matrix(_EMBEDDING))
-    checkpoint.settle(embedding.arrays())
+    device = profile().kind
+    form = checkpoint.form = _choose_form(checkpoint, dtype, on_gpu=device != "cpu", format_=found.format)
+    assembly = Assembly(on_gpu=device != "cpu")
+    builder = _Builder(checkpoint, assembly, on_host=device == "cpu" and form.dtype == mx.float32)
+    embedding = builder.embedding()
+    # Meanwhile: the embedding is a third of a small model, and reading a vocabulary keeps Python as long.
+    tokenizer = load_tokenizer(found.tokenizer, config.vocab_size, is_multilingual=config.is_multilingual)
     encoder, decoder = builder.encoder(config), builder.decoder(config, embedding)
+    assembly.finish()
     return WhisperModel(
         config=config,
         tokenizer=tokenizer,
         encoder=encoder,
         decoder=decoder,
         dtype=form.dtype,
-        name=name,
+        name=found.name,
         device=device,
         representation=_describe(encoder.blocks[0].query_key_value, form),
     )
@@ -113,10 +106,16 @@ def _choose_form(checkpoint: Checkpoint, dtype: DtypeName, *, on_gpu: bool, form
 class _Builder:
     """Takes a checkpoint's tensors block by block, so that each source is freed at once."""
 
-    def __init__(self, checkpoint: Checkpoint, *, on_host: bool) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, checkpoint: Checkpoint, assembly: Assembly, *, on_host: bool) -> None:
+        self._checkpoint, self._assembly = checkpoint, assembly
         self._attend = attend_on_host if on_host else attend
         self._activation = gelu_on_host if on_host else gelu
+
+    def embedding(self) -> Embedding:
+        with self._assembly.stream(1):
+            embedding = Embedding(self._checkpoint.take_matrix(_EMBEDDING))
+        self._assembly.start(list(embedding.arrays()))
+        return embedding
 
     def encoder(self, config: WhisperConfig) -> AudioEncoder:
         take = self._checkpoint
@@ -128,22 +127,29 @@ class _Builder:
             for number in (1, 2)
         )
         positions = sinusoids(config.audio_context, config.audio_state).astype(dtype)
-        blocks = [self._encoder_block(f"encoder.blocks.{index}", config) for index in range(config.audio_layers)]
+        blocks = [self._started(self._encoder_block, "encoder", index, config) for index in range(config.audio_layers)]
         convolution_pair = (convolutions[0], convolutions[1])
         norm = self._norm("encoder.ln_post")
-        encoder = AudioEncoder(convolution_pair, positions, tuple(blocks), norm, self._activation)
-        take.settle(encoder.arrays())
-        return encoder
+        self._assembly.start([positions, *norm.arrays(), *(array for one in convolutions for array in one.arrays())])
+        return AudioEncoder(convolution_pair, positions, tuple(blocks), norm, self._activation)
 
     def decoder(self, config: WhisperConfig, embedding: Embedding) -> TextDecoder:
         positions = self._checkpoint.take_tensor("decoder.positional_embedding")
-        blocks = [self._decoder_block(f"decoder.blocks.{index}", config) for index in range(config.text_layers)]
-        decoder = TextDecoder(embedding, positions, tuple(blocks), self._norm("decoder.ln"))
-        self._checkpoint.settle(decoder.arrays())
-        return decoder
+        blocks = [self._started(self._decoder_block, "decoder", index, config) for index in range(config.text_layers)]
+        norm = self._norm("decoder.ln")
+        self._assembly.start([positions, *norm.arrays()])
+        return TextDecoder(embedding, positions, tuple(blocks), norm)
+
+    def _started(
+        self, make: Callable[[str, WhisperConfig], _Block], side: str, index: int, config: WhisperConfig
+    ) -> _Block:
+        with self._assembly.stream(index):
+            block = make(f"{side}.blocks.{index}", config)
+        self._assembly.start(list(block.arrays()))
+        return block
 
     def _encoder_block(self, path: str, config: WhisperConfig) -> EncoderBlock:
-        block = EncoderBlock(
+        return EncoderBlock(
             self._norm(f"{path}.attn_ln"),
             self._fused(f"{path}.attn", ("query", "key", "value")),
             self._checkpoint.take_linear(f"{path}.attn.out"),
@@ -151,8 +157,6 @@ class _Builder:
             config.audio_heads,
             self._attend,
         )
-        self._checkpoint.settle(block.arrays())
-        return block
 
     def _decoder_block(self, path: str, config: WhisperConfig) -> DecoderBlock:
         take, heads = self._checkpoint, config.text_heads
@@ -170,9 +174,7 @@ class _Builder:
             heads,
             self._attend,
         )
-        block = DecoderBlock(own, cross, self._feed_forward(path))
-        take.settle(block.arrays())
-        return block
+        return DecoderBlock(own, cross, self._feed_forward(path))
 
     def _fused(self, path: str, names: tuple[str, ...]) -> Projection:
         parts = [self._checkpoint.take_linear(f"{path}.{name}") for name in names]

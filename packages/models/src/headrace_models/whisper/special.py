@@ -1,6 +1,6 @@
 """Whisper's special tokens: where they are in a vocabulary, and the sequence that starts a transcript."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
@@ -89,21 +89,26 @@ class SpecialTokens:
         )
 
     @classmethod
-    def from_vocabulary(cls, ids: Mapping[str, int], vocab_size: int, *, is_multilingual: bool) -> "SpecialTokens":
+    def from_vocabulary(
+        cls, find: Callable[[str], int | None], vocab_size: int, *, is_multilingual: bool
+    ) -> "SpecialTokens":
         """Find them by name in a tokenizer's vocabulary.
+
+        Args:
+            find: tells the id of a token, None for one that is not in the vocabulary.
 
         Raises:
             UnsupportedFormat: one is missing, or there is no room for timestamps after them.
         """
         found: dict[str, int] = {}
         for role, names in _NAMES.items():
-            matches = [ids[name] for name in names if name in ids]
+            matches = [token for token in map(find, names) if token is not None]
             if not matches:
                 raise UnsupportedFormat(
                     f"the tokenizer has no token {names[0]!r}, so it is not Whisper's: take the model's own"
                 )
             found[role] = matches[0]
-        languages = {code: ids[f"<|{code}|>"] for code in LANGUAGES if f"<|{code}|>" in ids}
+        languages = {code: token for code in LANGUAGES if (token := find(f"<|{code}|>")) is not None}
         made = cls(vocab_size=vocab_size, is_multilingual=is_multilingual, languages=languages, **found)
         if max(found["no_timestamps"], *found.values()) != found["no_timestamps"] or made.num_timestamps < 1:
             raise UnsupportedFormat(
