@@ -1,11 +1,11 @@
 """Headrace against mlx_lm.server where scheduling decides: mixed lengths, seeded rows, short behind long, later turns.
 
-    uv run python tests/benchmarks/scheduling.py [--folder FOLDER] [--rounds 5] [--only mixed seeded ...]
+    uv run python tests/benchmarks/scheduling.py [--folder FOLDER] [--rounds 5] [--only mixed8 seeded ...]
 
 Both systems serve one float32 folder with the same fast BLAS, and every round asks both the same, in alternating
 order. A ratio is the median over rounds of Headrace divided by mlx_lm.server in the same round.
 
-- `mixed`: 8 and 16 streams with prompts of 64 to 2,000 tokens and 64 greedy tokens each: tokens per second.
+- `mixed8`, `mixed16`: so many streams with prompts of 64 to 2,000 tokens and 64 greedy tokens each: tokens per second.
 - `seeded`: 8 streams of 64 + 128 tokens, two of them sampled with a seed of their own: tokens per second;
   `logprobs`: the same with log-probabilities of those two.
 - `short`: time to first token of prompts of 64 tokens that arrive while two of 4,000 are computed.
@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,13 @@ def tokens_per_s(server: Server, bodies: Sequence[dict[str, Any]]) -> float:
     return sum(reply.num_tokens for reply in replies) / (time.perf_counter() - started)
 
 
-def interleave(servers: list[Server], rounds: int, measure: Callable[[Server, int], float]) -> dict[str, list[float]]:
+def interleave(servers: list[Server], rounds: range, measure: Callable[[Server, int], float]) -> dict[str, list[float]]:
     """Measure every system in every round, in alternating order; `measure` gets the round's number."""
     found: dict[str, list[float]] = {server.system.name: [] for server in servers}
-    for number in range(rounds):
+    for number in rounds:
         for server in servers if number % 2 == 0 else servers[::-1]:
-            found[server.system.name].append(measure(server, number))
+            found[server.system.name].append(value := measure(server, number))
+            print(f"  round {number}, {server.system.name}: {value:.3f}", flush=True)
     return found
 
 
@@ -106,27 +108,26 @@ def report(what: str, found: dict[str, list[float]], unit: str) -> None:
     )
 
 
-def mixed(servers: list[Server], rounds: int) -> None:
-    for num_streams in (8, 16):
-        lengths = [round(64 * (2000 / 64) ** (index / (num_streams - 1))) for index in range(num_streams)]
+def mixed(servers: list[Server], rounds: range, num_streams: int) -> None:
+    lengths = [round(64 * (2000 / 64) ** (index / (num_streams - 1))) for index in range(num_streams)]
 
-        def measure(server: Server, number: int, lengths: Sequence[int] = lengths) -> float:
-            rng = random.Random(1000 * len(lengths) + number)
-            rng.shuffle(shuffled := list(lengths))
-            return tokens_per_s(server, [{"prompt": passage(rng, length), "max_tokens": 64} for length in shuffled])
+    def measure(server: Server, number: int) -> float:
+        rng = random.Random(1000 * num_streams + number)
+        rng.shuffle(shuffled := list(lengths))
+        return tokens_per_s(server, [{"prompt": passage(rng, length), "max_tokens": 64} for length in shuffled])
 
-        report(f"{num_streams} streams, prompts of 64 to 2,000", interleave(servers, rounds, measure), "tok/s")
+    report(f"{num_streams} streams, prompts of 64 to 2,000", interleave(servers, rounds, measure), "tok/s")
 
 
-def seeded(servers: list[Server], rounds: int) -> None:
+def seeded(servers: list[Server], rounds: range) -> None:
     _seeded(servers, rounds, "8 streams of 64 + 128, two seeded", {})
 
 
-def logprobs(servers: list[Server], rounds: int) -> None:
+def logprobs(servers: list[Server], rounds: range) -> None:
     _seeded(servers, rounds, "8 streams, two seeded with log-probabilities", {"logprobs": 1})
 
 
-def _seeded(servers: list[Server], rounds: int, name: str, extra: dict[str, Any]) -> None:
+def _seeded(servers: list[Server], rounds: range, name: str, extra: dict[str, Any]) -> None:
     def measure(server: Server, number: int) -> float:
         rng = random.Random(5000 + 100 * len(extra) + number)
         bodies: list[dict[str, Any]] = [{"prompt": passage(rng, 64), "max_tokens": 128} for _ in range(8)]
@@ -137,7 +138,7 @@ def _seeded(servers: list[Server], rounds: int, name: str, extra: dict[str, Any]
     report(name, interleave(servers, rounds, measure), "tok/s")
 
 
-def short(servers: list[Server], rounds: int) -> None:
+def short(servers: list[Server], rounds: range) -> None:
     worst: dict[str, list[float]] = {server.system.name: [] for server in servers}
 
     def measure(server: Server, number: int) -> float:
@@ -154,7 +155,7 @@ def short(servers: list[Server], rounds: int) -> None:
     print(f"  p95 over all rounds: {p95}, ratio {p95['headrace'] / p95['mlx-lm']:.3f}", flush=True)
 
 
-def turns(servers: list[Server], rounds: int) -> None:
+def turns(servers: list[Server], rounds: range) -> None:
     times: dict[str, dict[str, list[float]]] = {
         kind: {server.system.name: [] for server in servers} for kind in ("cold", "next", "edited")
     }
@@ -199,10 +200,18 @@ def exported(folder: str | None) -> Iterator[str]:
 
 
 def main() -> None:
-    measures = {"mixed": mixed, "seeded": seeded, "logprobs": logprobs, "short": short, "turns": turns}
+    measures = {
+        "mixed8": partial(mixed, num_streams=8),
+        "mixed16": partial(mixed, num_streams=16),
+        "seeded": seeded,
+        "logprobs": logprobs,
+        "short": short,
+        "turns": turns,
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", help="float32 model folder; default: export the starter model to a temporary one")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="number of the first round, to go on from an earlier run")
     parser.add_argument("--threads", type=int, default=2, help="threads of the BLAS")
     parser.add_argument("--only", nargs="+", choices=measures, default=list(measures))
     arguments = parser.parse_args()
@@ -212,7 +221,7 @@ def main() -> None:
         with ExitStack() as stack:
             servers = [stack.enter_context(running(system)) for system in systems]
             for name in arguments.only:
-                measures[name](servers, arguments.rounds)
+                measures[name](servers, range(arguments.first, arguments.first + arguments.rounds))
 
 
 if __name__ == "__main__":
