@@ -1,5 +1,6 @@
 """Specifications and their check: what is taken, what is refused and why, and that neither needs a model."""
 
+import functools
 import json
 import pickle
 import subprocess
@@ -31,6 +32,61 @@ def test_there_are_sixty_schemas():
     names = [entry["name"] for entry in DATA["supported"]]
 
     assert len(names) == len(set(names)) >= 60
+
+
+def parts_of(schema):
+    """All schemas within a schema, itself first, that are no data."""
+    yield schema
+    if isinstance(schema, dict):
+        for name, value in schema.items():
+            if name in {"properties", "patternProperties", "$defs", "definitions"}:
+                for part in value.values():
+                    yield from parts_of(part)
+            elif name in {"items", "additionalProperties"}:
+                yield from parts_of(value)
+            elif name in {"anyOf", "oneOf", "allOf", "prefixItems"}:
+                for part in value:
+                    yield from parts_of(part)
+
+
+def takes_any(schema):
+    """Whether some part of a value may be anything at all."""
+    if not isinstance(schema, dict):
+        return schema is True
+    kind = schema.get("type")
+    return (kind == "array" and "items" not in schema) or (kind == "object" and "additionalProperties" not in schema)
+
+
+def refers_to_itself(schema):
+    """Whether following references from some place leads back to it."""
+
+    def targets(part):
+        return {one["$ref"] for one in parts_of(part) if isinstance(one, dict) and isinstance(one.get("$ref"), str)}
+
+    def target(reference):
+        return functools.reduce(lambda part, step: part[step], reference.removeprefix("#").split("/")[1:], schema)
+
+    def reached(start):
+        found, waiting = set(), [start]
+        while waiting:
+            for one in targets(target(waiting.pop())) - found:
+                found.add(one)
+                waiting.append(one)
+        return found
+
+    return any(one in reached(one) for one in targets(schema))
+
+
+@pytest.mark.parametrize(
+    "entry", [one for one in DATA["supported"] if "unbounded" in one], ids=lambda entry: entry["name"]
+)
+def test_what_the_table_calls_unbounded_cannot_be_bounded(entry):
+    """A schema whose replies need not end soon is recursive, or takes any value somewhere."""
+    if entry["unbounded"] == "recursion":
+        assert refers_to_itself(entry["schema"])
+    else:
+        assert entry["unbounded"] == "any value"
+        assert any(map(takes_any, parts_of(entry["schema"])))
 
 
 @pytest.mark.parametrize("entry", DATA["supported"], ids=lambda entry: entry["name"])

@@ -27,7 +27,7 @@ def check_schema(schema: Mapping[str, object]) -> None:
             many properties, or a schema that only endless values meet.
     """
     num_properties = 0
-    for entry in _objects(schema):
+    for entry in objects_of(schema):
         num_properties += _count_properties(entry)
         if num_properties > _MAX_PROPERTIES_IN_ALL:
             _refuse("it has too many properties", f"use at most {_MAX_PROPERTIES_IN_ALL} in all")
@@ -58,23 +58,24 @@ def _check_key_bound(entry: Mapping[str, object]) -> None:
 
 def _check_characters(entry: Mapping[str, object]) -> None:
     for name in ("const", "enum"):
-        if any(_UNWRITABLE.search(text) for text in _texts(entry.get(name))):
+        if any(isinstance(one, str) and _UNWRITABLE.search(one) for one in leaves_of(entry.get(name))):
             _refuse(f"{name} has a control character that is not written", "leave it out")
 
 
-def _texts(data: object) -> Iterator[str]:
+def leaves_of(data: object) -> Iterator[object]:
+    """Walk the values in data that hold no others."""
     waiting = [data]
     while waiting:
         entry = waiting.pop()
-        if isinstance(entry, str):
-            yield entry
-        elif isinstance(entry, dict):
+        if isinstance(entry, dict):
             waiting.extend(cast("dict[str, object]", entry).values())
         elif isinstance(entry, list):
             waiting.extend(cast("list[object]", entry))
+        else:
+            yield entry
 
 
-def _objects(schema: object) -> Iterator[Mapping[str, object]]:
+def objects_of(schema: object) -> Iterator[dict[str, object]]:
     """Walk all objects of a schema but those that are data."""
     waiting = [schema]
     while waiting:

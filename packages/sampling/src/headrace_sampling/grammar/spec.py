@@ -47,7 +47,8 @@ class GrammarSpec:
         is_required: whether at least one tag must appear, for kind structural_tag.
         allows_text: whether there may be free text around the tags, for kind structural_tag.
         between: text between two tags without free text; None allows one tag only.
-        compact: whether JSON has no white space between its tokens; else up to 32 characters at each place.
+        compact: whether JSON has no white space between its tokens; else one space or tab, or one or two ends of line
+            and up to 24 characters of indentation, at each place.
         free_until: text or token ids that end a free part, for example reasoning; the grammar holds from the next
             token on, and EOS is closed before it. None starts with the grammar.
         free_limit: most tokens of the free part before its end; then only what writes the end is open. None for no

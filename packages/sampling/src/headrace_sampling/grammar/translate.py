@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, cast
 
 from headrace_sampling.errors import InvalidGrammar
-from headrace_sampling.grammar.schema_rules import check_schema
+from headrace_sampling.grammar.number_rules import bound_numbers
+from headrace_sampling.grammar.schema_rules import check_schema, objects_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace_sampling.grammar.spec import GrammarSpec, GrammarTag
 
-# Bounded, because a model may repeat white space for ever.
-_WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,32}"
+# What people write, and no more: a model may repeat white space for as long as it is let.
+_WHITE_SPACE = r"[\x20\x09]|(\x0D?\x0A){1,2}[\x20\x09]{0,24}"
 _OPTIONS = "x-guidance"
 _JSON_OPTIONS: Mapping[str, object] = {
     "item_separator": ",",
@@ -25,6 +27,8 @@ _JSON_OPTIONS: Mapping[str, object] = {
     # With one spelling per character, no key can be a known one in disguise. Neither \\u nor \\/.
     "json_allowed_escapes": '"\\\\bfnrt',
 }
+# Comments, texts and regular expressions of Lark, so that what they hold is no keyword; and the keyword.
+_LARK_PIECES = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|%json\s*(?=\{)')
 
 
 def to_llguidance(spec: GrammarSpec, special_ids: Mapping[str, int]) -> str:
@@ -44,14 +48,14 @@ def to_llguidance(spec: GrammarSpec, special_ids: Mapping[str, int]) -> str:
     if spec.kind == "regex":
         return LLMatcher.grammar_from_regex(spec.text)
     if spec.kind == "lark":
-        return LLMatcher.grammar_from_lark(spec.text)
+        return LLMatcher.grammar_from_lark(_with_checked_schemas(spec.text))
     if spec.kind == "ebnf":
         return _from_ebnf(spec.text)
     if spec.kind == "choice":
         return LLMatcher.grammar_from_lark(f"start: {_any_of(spec.choices)}\n")
     if spec.kind == "structural_tag":
         return LLMatcher.grammar_from_lark(_tags(spec, special_ids))
-    return json.dumps({"grammars": [{"json_schema": _schema(spec)}]}, ensure_ascii=False)
+    return json.dumps({"grammars": [{"json_schema": _schema_of(spec)}]}, ensure_ascii=False)
 
 
 def _from_ebnf(text: str) -> str:
@@ -64,15 +68,40 @@ def _from_ebnf(text: str) -> str:
         raise InvalidGrammar("ebnf", reason, "send a GBNF grammar whose first rule is root") from None
 
 
-def _schema(spec: GrammarSpec) -> Mapping[str, object]:
-    schema: object = {"type": "object"} if spec.kind == "json_object" else json.loads(spec.text)
+def _with_checked_schemas(lark: str) -> str:
+    """Return a Lark grammar in which every `%json` is held to what a schema alone is held to."""
+    written: list[str] = []
+    start = 0
+    while (piece := _LARK_PIECES.search(lark, start)) is not None:
+        end = piece.end()
+        written.append(lark[start:end])
+        if piece[0].startswith("%json"):
+            try:
+                schema, end = json.JSONDecoder().raw_decode(lark, end)
+                written.append(json.dumps(_checked(schema), ensure_ascii=False))
+            except InvalidGrammar as error:
+                raise InvalidGrammar("lark", error.reason, error.remedy) from None
+            except (ValueError, RecursionError):
+                # The compiler says what is wrong with it.
+                pass
+        start = end
+    return "".join([*written, lark[start:]])
+
+
+def _schema_of(spec: GrammarSpec) -> Mapping[str, object]:
+    return _checked({"type": "object"} if spec.kind == "json_object" else json.loads(spec.text), compact=spec.compact)
+
+
+def _checked(schema: object, *, compact: bool = False) -> Mapping[str, object]:
+    """Return a schema with the compiler's options, and its numbers brought to what the compiler counts exactly."""
     if schema is False:
         raise InvalidGrammar("json_schema", "the schema false allows nothing", "send a schema that some value meets")
     fields = {} if schema is True else cast("dict[str, object]", schema)
     if _OPTIONS in fields:
         raise InvalidGrammar("json_schema", f"{_OPTIONS} is no keyword of JSON Schema", "take it out")
     check_schema(fields)
-    space = {"whitespace_flexible": False} if spec.compact else {"whitespace_pattern": _WHITE_SPACE}
+    bound_numbers(objects_of(fields))
+    space = {"whitespace_flexible": False} if compact else {"whitespace_pattern": _WHITE_SPACE}
     return {_OPTIONS: {**_JSON_OPTIONS, **space}, **fields}
 
 
@@ -114,7 +143,7 @@ def _body(tag: GrammarTag, trigger: str) -> str:
     elif content.kind == "choice":
         inner = f"({_any_of(content.choices)})"
     else:
-        inner = f"%json {json.dumps(_schema(content), ensure_ascii=False)}"
+        inner = f"%json {json.dumps(_schema_of(content), ensure_ascii=False)}"
     return " ".join([_quoted(begin) if begin else "", inner, _quoted(tag.end) if tag.end else ""]).strip()
 
 
