@@ -13,8 +13,16 @@ if TYPE_CHECKING:
 
 __all__ = ["early_engine", "warm_up"]
 
-# What loads weights and what runs steps; both import MLX.
-_RUNNING = ("headrace_models.building", "headrace_models.weights", "headrace_scheduling.runner")
+# What the loader calls and what runs steps.
+_NEEDED = (
+    "headrace_chat_server.engine_loader",
+    "headrace_http_api.parsing.selection",
+    "headrace_models.loading",
+    "headrace_models.building",
+    "headrace_models.weights",
+    "headrace_scheduling.runner",
+    "tokenizers",
+)
 
 
 @contextmanager
@@ -39,5 +47,5 @@ def warm_up() -> None:
     # Only before the first import of mlx can its BLAS symbols be replaced.
     enable_fast_blas()
     interleave_streams()
-    for name in _RUNNING:
+    for name in _NEEDED:
         import_module(name)

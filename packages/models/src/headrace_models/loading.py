@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -88,10 +89,13 @@ def load(
     config = read_config(found, gguf=gguf)
     family_of(config.model_type)
     device = profile()
-    model, representation, left_out = _load_dense(found, config, dtype, device)
+    with ThreadPoolExecutor(1, "headrace-codec") as pool:
+        # Weights are mostly read and written by MLX's threads, beside which one of Python's has time.
+        reading = pool.submit(load_codec, found, gguf=gguf, eos_token_ids=config.eos_token_ids)
+        model, representation, left_out = _load_dense(found, config, dtype, device)
+    codec = reading.result()
     if left_out:
         _LOG.warning("of the model %r, text alone is served; %s", found.name, _listed(left_out))
-    codec = load_codec(found, gguf=gguf, eos_token_ids=config.eos_token_ids)
     return LoadedModel(
         model=model,
         codec=codec,
