@@ -13,7 +13,7 @@ from headrace_models.row_blocks import StoredTensor
 from headrace_models.whisper import load_whisper, log_mel, resolve_whisper
 from headrace_models.whisper.caches import DecoderState
 from headrace_models.whisper.checkpoint import open_whisper_checkpoint
-from headrace_models.whisper.host import attend, attend_on_host, gelu, gelu_on_host
+from headrace_models.whisper.host import attend, attend_on_host, gelu, gelu_on_host, log_sum_exp, log_sum_exp_on_host
 from headrace_models.whisper.mel import mel_filters
 from headrace_models.whisper.prefill import pad_ids
 from headrace_models.whisper.sources import open_whisper_folder
@@ -316,3 +316,13 @@ def test_log_mel_equals_its_formula(whisper_noise):
     assert found.shape == (130, 80)
     assert found.dtype == np.float32
     assert np.abs(found - wanted).max() < 1e-4
+
+
+def test_sums_of_powers_on_the_host_are_the_devices():
+    """Also of logits far from zero, of rows where little is allowed, and of rows where nothing is."""
+    logits = mx.random.normal((5, 3000), scale=20, key=mx.random.key(3))
+    logits[1] += 500
+    logits[2, 1:] = -mx.inf
+    found, wanted = log_sum_exp_on_host(logits + 0), log_sum_exp(logits)
+    assert float(mx.abs(found - wanted).max()) < 1e-3
+    assert log_sum_exp_on_host(mx.full((2, 9), -mx.inf)).tolist() == [-mx.inf, -mx.inf]

@@ -61,7 +61,7 @@ class Blocks:
 
     matrix: mx.array
     block_size: int
-    """A divisor of O."""
+    """At most O; rows beyond the last whole block are multiplied apart."""
 
     @property
     def num_rows(self) -> int:
@@ -71,9 +71,13 @@ class Blocks:
         num_columns = self.matrix.shape[1]
         if x.size // num_columns not in _BLOCKED_ROWS:
             return x @ self.matrix.T
-        blocks = self.matrix.reshape(-1, self.block_size, num_columns).swapaxes(1, 2)
+        num_blocked = self.num_rows // self.block_size * self.block_size
+        blocks = self.matrix[:num_blocked].reshape(-1, self.block_size, num_columns).swapaxes(1, 2)
         found = x.reshape(1, -1, num_columns) @ blocks
-        return found.swapaxes(0, 1).reshape(*x.shape[:-1], self.num_rows)
+        found = found.swapaxes(0, 1).reshape(*x.shape[:-1], num_blocked)
+        if num_blocked == self.num_rows:
+            return found
+        return mx.concatenate([found, x @ self.matrix[num_blocked:].T], axis=-1)
 
     def take(self, ids: mx.array) -> mx.array:
         return self.matrix[ids]
@@ -165,8 +169,9 @@ def head_for_cpu(weight: Weight) -> Weight:
     matrix = _float32(weight)
     if matrix is None:
         return weight
-    size = next((size for size in _BLOCK_SIZES if matrix.shape[0] % size == 0), None)
-    return weight if size is None else Blocks(matrix, size)
+    fitting = [size for size in _BLOCK_SIZES if size <= matrix.shape[0]]
+    whole = [size for size in fitting if matrix.shape[0] % size == 0]
+    return Blocks(matrix, (whole or fitting)[0]) if fitting else weight
 
 
 def _float32(weight: Weight) -> mx.array | None:

@@ -82,7 +82,7 @@ def search(
     everyone = [_Search(beam, token_limit(model, request), [((), 0.0)] * size) for request in requests]
     searches = everyone
     while True:
-        tokens, logprobs = _likeliest(rules.apply(logits), size + 1)
+        tokens, logprobs = _likeliest(model, rules.apply(logits), size + 1)
         sources = [
             index * size + source
             for index, one in enumerate(searches)
@@ -106,9 +106,9 @@ def search(
         logits = model.decoder.logits(model.decoder.forward(written[:, None], state)[:, 0])
 
 
-def _likeliest(masked: mx.array, count: int) -> tuple[list[list[int]], list[list[float]]]:
+def _likeliest(model: WhisperModel, masked: mx.array, count: int) -> tuple[list[list[int]], list[list[float]]]:
     """Return each row's likeliest tokens and their log-probabilities, best first."""
-    logprobs = masked - mx.logsumexp(masked, axis=-1, keepdims=True)
+    logprobs = masked - model.log_sum_exp(masked)[:, None]
     picked = mx.argpartition(-logprobs, count - 1, axis=-1)[:, :count]
     values = mx.take_along_axis(logprobs, picked, axis=-1)
     order = mx.argsort(-values, axis=-1)

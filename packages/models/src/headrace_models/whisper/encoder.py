@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headrace_models.layers import LayerNorm, Projection
     from headrace_models.whisper.host import Activation, Attend
 
-__all__ = ["AudioEncoder", "Convolution", "EncoderBlock", "sinusoids"]
+__all__ = ["AudioEncoder", "Convolution", "Encoder", "EncoderBlock", "sinusoids"]
 
 _TIMESCALE = 10_000
 _KERNEL = 3
@@ -32,7 +32,7 @@ def sinusoids(length: int, channels: int) -> mx.array:
 
 @define
 class Convolution:
-    """A convolution of kernel 3 and padding 1 along time, as one product: a CPU's BLAS does it, at 20 times MLX's own.
+    """A convolution of kernel 3 along time, as one product: a CPU's BLAS does it, at 20 times MLX's own.
 
     `matrix` is `(3 * in, out)`, kernel position by kernel position.
     """
@@ -47,10 +47,9 @@ class Convolution:
         return cls(kernel.reshape(kernel.shape[0], -1).T, bias, stride)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """`(B, T, in)` to `(B, T / stride, out)`."""
-        padded = mx.pad(x, [(0, 0), (1, 1), (0, 0)])
-        length = x.shape[1]
-        taps = [padded[:, tap : tap + length : self.stride] for tap in range(_KERNEL)]
+        """`(B, T, in)`, padding included, to `(B, (T - 1) // stride, out)`."""
+        length = (x.shape[1] - _KERNEL) // self.stride * self.stride + 1
+        taps = [x[:, tap : tap + length : self.stride] for tap in range(_KERNEL)]
         return mx.concatenate(taps, axis=-1) @ self.matrix + self.bias
 
     def arrays(self) -> Iterator[mx.array]:
@@ -70,15 +69,37 @@ class EncoderBlock:
     attend: Attend
 
     def __call__(self, x: mx.array) -> mx.array:
-        queries, keys, values = (
-            split_heads(part, self.num_heads) for part in mx.split(self.query_key_value(self.norm(x)), 3, axis=-1)
+        return self.finish(x, self.attend(*self.project(x)))
+
+    def project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Return queries, keys and values `(B, H, T, D)` of `x (B, T, state)`."""
+        queries, keys, values = mx.split(self.query_key_value(self.norm(x)), 3, axis=-1)
+        return (
+            split_heads(queries, self.num_heads),
+            split_heads(keys, self.num_heads),
+            split_heads(values, self.num_heads),
         )
-        x = x + self.out(merge_heads(self.attend(queries, keys, values)))
+
+    def finish(self, x: mx.array, attended: mx.array) -> mx.array:
+        """Return the block's output for `x` and what its queries attended to, `(B, H, T, D)`."""
+        x = x + self.out(merge_heads(attended))
         return x + self.feed_forward(x)
 
     def arrays(self) -> Iterator[mx.array]:
         for part in (self.norm, self.query_key_value, self.out, self.feed_forward):
             yield from part.arrays()
+
+
+class Encoder(Protocol):
+    """What makes features of log-mel windows."""
+
+    def __call__(self, mel: mx.array) -> mx.array:
+        """Encode windows, see `AudioEncoder`."""
+        ...
+
+    def arrays(self) -> Iterator[mx.array]:
+        """The arrays that hold its weights."""
+        ...
 
 
 @define
@@ -101,12 +122,21 @@ class AudioEncoder:
         Returns:
             `(B, N, state)`.
         """
-        for convolution in self.convolutions:
-            mel = self.activation(convolution(mel))
-        x = mel + self.positions[: mel.shape[1]]
+        x = self.embed(mel, 0, mel.shape[1] // 2)
         for block in self.blocks:
             x = block(x)
         return self.norm(x)
+
+    def embed(self, mel: mx.array, start: int, stop: int) -> mx.array:
+        """Return what enters the blocks at the positions from `start` to before `stop`: `(B, stop - start, state)`."""
+        first, second = self.convolutions
+        # A position reads three outputs of the first convolution, those four frames and one beside them.
+        begin = max(0, 2 * start - 1)
+        frames = mel[:, max(0, begin - 1) : 2 * stop + 1]
+        ends = (int(begin == 0), max(0, 2 * stop + 1 - mel.shape[1]))
+        x = self.activation(first(mx.pad(frames, [(0, 0), ends, (0, 0)])))
+        x = self.activation(second(mx.pad(x, [(0, 0), (begin - 2 * start + 1, 0), (0, 0)])))
+        return x + self.positions[start:stop]
 
     def arrays(self) -> Iterator[mx.array]:
         """The arrays that hold its weights."""

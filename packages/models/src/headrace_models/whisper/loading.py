@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import mlx.core as mx
 
 from headrace_models.assembly import Assembly
+from headrace_models.cpu_layout import head_for_cpu
 from headrace_models.device import profile
 from headrace_models.dtypes import check_dtype
 from headrace_models.layers import Dense, Embedding, LayerNorm, Linear, Packed, fuse
@@ -15,10 +16,11 @@ from headrace_models.whisper.blocks import FeedForward
 from headrace_models.whisper.checkpoint import open_whisper_checkpoint
 from headrace_models.whisper.decoder import CrossAttention, DecoderBlock, SelfAttention, TextDecoder
 from headrace_models.whisper.encoder import AudioEncoder, Convolution, EncoderBlock, sinusoids
-from headrace_models.whisper.host import attend, attend_on_host, gelu, gelu_on_host
+from headrace_models.whisper.host import attend, attend_on_host, gelu, gelu_on_host, log_sum_exp, log_sum_exp_on_host
 from headrace_models.whisper.model import WhisperModel
 from headrace_models.whisper.shapes import check_num_blocks, whisper_shapes
 from headrace_models.whisper.sources import WhisperSource, resolve_whisper
+from headrace_models.whisper.split_encoding import SplitEncoder, num_shares
 from headrace_models.whisper.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from headrace_models.layers import Projection
     from headrace_models.weights import Checkpoint
     from headrace_models.whisper.config import WhisperConfig
+    from headrace_models.whisper.encoder import Encoder
 
 __all__ = ["load_whisper"]
 
@@ -79,10 +82,11 @@ def load_whisper(
         tokenizer=tokenizer,
         encoder=encoder,
         decoder=decoder,
+        log_sum_exp=log_sum_exp_on_host if device == "cpu" else log_sum_exp,
         dtype=form.dtype,
         name=found.name,
         device=device,
-        representation=_describe(encoder.blocks[0].query_key_value, form),
+        representation=_describe(decoder.blocks[0].self_attention.query_key_value, form),
     )
 
 
@@ -108,16 +112,18 @@ class _Builder:
 
     def __init__(self, checkpoint: Checkpoint, assembly: Assembly, *, on_host: bool) -> None:
         self._checkpoint, self._assembly = checkpoint, assembly
+        self._on_host = on_host
         self._attend = attend_on_host if on_host else attend
         self._activation = gelu_on_host if on_host else gelu
 
     def embedding(self) -> Embedding:
         with self._assembly.stream(1):
-            embedding = Embedding(self._checkpoint.take_matrix(_EMBEDDING))
+            table = self._checkpoint.take_matrix(_EMBEDDING)
+            embedding = Embedding(head_for_cpu(table) if self._on_host else table)
         self._assembly.start(list(embedding.arrays()))
         return embedding
 
-    def encoder(self, config: WhisperConfig) -> AudioEncoder:
+    def encoder(self, config: WhisperConfig) -> Encoder:
         take = self._checkpoint
         dtype = cast("WeightForm", take.form).dtype
         convolutions = tuple(
@@ -131,7 +137,8 @@ class _Builder:
         convolution_pair = (convolutions[0], convolutions[1])
         norm = self._norm("encoder.ln_post")
         self._assembly.start([positions, *norm.arrays(), *(array for one in convolutions for array in one.arrays())])
-        return AudioEncoder(convolution_pair, positions, tuple(blocks), norm, self._activation)
+        encoder = AudioEncoder(convolution_pair, positions, tuple(blocks), norm, self._activation)
+        return SplitEncoder(encoder, num_shares()) if self._on_host and num_shares() > 1 else encoder
 
     def decoder(self, config: WhisperConfig, embedding: Embedding) -> TextDecoder:
         positions = self._checkpoint.take_tensor("decoder.positional_embedding")

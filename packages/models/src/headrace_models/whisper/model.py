@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from headrace_models.whisper.caches import AudioKeys
     from headrace_models.whisper.config import WhisperConfig
     from headrace_models.whisper.decoder import TextDecoder
-    from headrace_models.whisper.encoder import AudioEncoder
+    from headrace_models.whisper.encoder import Encoder
+    from headrace_models.whisper.host import LogSumExp
     from headrace_models.whisper.tokenizer import WhisperTokenizer
 
 __all__ = ["WhisperModel"]
@@ -28,8 +29,10 @@ class WhisperModel:
 
     config: WhisperConfig
     tokenizer: WhisperTokenizer
-    encoder: AudioEncoder
+    encoder: Encoder
     decoder: TextDecoder
+    log_sum_exp: LogSumExp
+    """As the device computes it best."""
     dtype: mx.Dtype
     """Of activations; logits and log-probabilities are float32."""
     name: str

@@ -122,7 +122,7 @@ class _Sampling:
             warm = mx.array([max(temperature, 1e-6) for temperature in temperatures])[:, None]
             drawn = _draw(masked / warm, keys([mix(row.seed, self.step) for row in self.rows]))
             tokens = mx.where(mx.array(temperatures) > 0, drawn, tokens)
-        logprobs = mx.take_along_axis(masked, tokens[:, None], axis=-1)[:, 0] - mx.logsumexp(masked, axis=-1)
+        logprobs = mx.take_along_axis(masked, tokens[:, None], axis=-1)[:, 0] - self.model.log_sum_exp(masked)
         self.rules.advance(tokens)
         self.step += 1
         mx.async_eval(tokens, logprobs)
