@@ -3,9 +3,10 @@
     uv run python tests/benchmarks/http_overhead.py [--tokens 2000] [--requests 100] [--step-ms 0 4]
 
 The whole product runs, engine child included, on the null model of the design's section 6, whose forward returns one
-cached array. CPU time is the serving process's own, all threads, from /proc, divided by the tokens that its
-clients got; the engine's process and the clients are not in it. Without a step time the engine is faster than any
-device, and tokens of several steps may share a chunk; with one, each token is a chunk and finds an idle process.
+cached array. CPU time is the serving process's own from /proc, all threads, in Python and in the kernel, which also
+carries each chunk to its client on loopback, divided by the tokens that the clients got; the engine's process and the
+clients, which run beside it, are not in it. Without a step time the engine is faster than any device, and tokens of
+several steps may share a chunk; with one, each token is a chunk and finds an idle process with cold caches.
 Idle to first token is one short request at a time, from sending it to the first text.
 """
 
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import httpx
+import uvloop
 from attrs import frozen
 
 from headrace_chat_server.composition import compose
@@ -160,7 +162,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.serve is not None:
-        asyncio.run(serve(arguments.serve, *arguments.step_ms))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(arguments.serve, *arguments.step_ms))
         return
     for step_ms in arguments.step_ms:
         print(f"a step takes {step_ms:g} ms:")

@@ -158,3 +158,41 @@ async def test_an_aborted_connection_is_gone_although_its_client_never_reads(run
         while connections:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     writer.transport.abort()
+
+
+ENDLESS_HEADS = {
+    "a value": (b"GET /ping HTTP/1.1\r\nlong: ", bytes([97]) * 10_000),
+    "a path": (b"GET /ping?", bytes([97]) * 10_000),
+    "fields": (b"GET /ping HTTP/1.1\r\n", b"name: value\r\n" * 1000),
+}
+
+
+@pytest.mark.parametrize("head", ENDLESS_HEADS.values(), ids=ENDLESS_HEADS)
+async def test_a_head_without_end_is_cut(running, head):
+    """What a client sends before its request is whole is bounded."""
+    begin, more = head
+    place = urlsplit(running.url)
+    _, writer = await asyncio.open_connection(place.hostname, place.port)
+    writer.write(begin)
+    with pytest.raises(ConnectionError):  # noqa: PT012 - whichever write comes after the cut
+        for _ in range(3000):
+            writer.write(more)
+            await writer.drain()
+    writer.transport.abort()
+
+
+async def test_a_long_head_in_many_pieces_is_served_whatever_its_body(running):
+    """Only the head counts, however the bytes fall, and a body may be longer than the bound."""
+    place = urlsplit(running.url)
+    reader, writer = await asyncio.open_connection(place.hostname, place.port)
+    fields = b"".join(b"name-%d: %s\r\n" % (index, b"v" * 1000) for index in range(40))
+    head = b"POST /ping HTTP/1.1\r\nhost: x\r\ncontent-length: 300000\r\n%s\r\n" % fields
+    for _ in range(3):
+        for begin in range(0, len(head), 500):
+            writer.write(head[begin : begin + 500])
+            await writer.drain()
+        writer.write(b"b" * 300_000)
+        async with asyncio.timeout(10):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 405 ")
+            await reader.readuntil(b"Method Not Allowed")
+    writer.transport.abort()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace_chat_server.stop_signals import StopSignals
 from headrace_http_api.outlet import ABORT_KEY
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 _LAST_BYTES_TIMEOUT_S = 1
+# Of a request's line and header fields, beyond the first read; browsers and proxies stop far below it.
+_MAX_HEAD_BYTES = 64 * 1024
 
 
 class Drainable(Protocol):
@@ -26,12 +28,34 @@ class Drainable(Protocol):
     async def close(self) -> None: ...
 
 
-class _AbortingProtocol(H11Protocol):
-    """Lets routes cut a connection whose client does not read: to close it would wait for that client."""
+class _BoundedProtocol(HttpToolsProtocol):
+    """Refuses a head without end, which the parser would gather, and lets routes cut a connection.
+
+    They cut it where a client does not read: to close the connection would wait for that client.
+    """
+
+    _is_in_head = False
+    _num_head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.app_state = {**self.app_state, ABORT_KEY: transport.abort}
+
+    def data_received(self, data: bytes) -> None:
+        was_in_head = self._is_in_head
+        super().data_received(data)
+        if was_in_head and self._is_in_head:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > _MAX_HEAD_BYTES:
+                self.send_400_response(f"the request's head is longer than {_MAX_HEAD_BYTES} bytes; send less")
+
+    def on_message_begin(self) -> None:
+        self._is_in_head, self._num_head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        super().on_headers_complete()
 
 
 class _UnsignalledServer(uvicorn.Server):
@@ -61,7 +85,7 @@ class HttpServer:
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=_AbortingProtocol,
+            http=_BoundedProtocol,
             log_config=None,
             log_level=log_level,
             access_log=False,

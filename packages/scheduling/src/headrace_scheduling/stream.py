@@ -53,7 +53,7 @@ class GenerationStream:
         self._wakeup: asyncio.Future[None] | None = None
         self._has_delta = False
         self._is_admitted = False
-        self._mark("submitted", is_new=True)
+        self._mark("submitted")
 
     @property
     def finished(self) -> Finished:
@@ -98,20 +98,21 @@ class GenerationStream:
 
     def feed(self, events: RowEvents) -> None:
         """Take one step's events of one row. Called by the gateway on the event loop."""
-        if events.admitted:
-            self._mark("admitted", is_new=not self._is_admitted)
+        if events.admitted and not self._is_admitted:
             self._is_admitted = True
+            self._mark("admitted")
         if events.prompt_logprobs:
             self._prompt_logprobs = events.prompt_logprobs
         if events.delta is not None:
-            self._mark("first_delta", is_new=not self._has_delta)
-            self._has_delta = True
+            if not self._has_delta:
+                self._has_delta = True
+                self._mark("first_delta")
             self._waiting.setdefault(events.choice, []).append(events.delta)
         if events.end is not None and not self.is_ended:
             self._ends[events.choice] = events.end
             if self.is_ended:
                 self._ended.set_result(None)
-                self._mark("ended", is_new=True)
+                self._mark("ended")
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
 
@@ -166,8 +167,8 @@ class GenerationStream:
                 return error
         return StopAsyncIteration()
 
-    def _mark(self, phase: TracePhase, *, is_new: bool) -> None:
-        if self._trace is not None and is_new:
+    def _mark(self, phase: TracePhase) -> None:
+        if self._trace is not None:
             self._trace.mark(phase)
 
 
