@@ -1,10 +1,10 @@
 """Continuous batching for MLX language models: engine port, gateway and batch scheduler.
 
 Public modules: `library` (`Engine`, for programs without an event loop), `gateway` and `stream` (the asyncio side),
-`thread_port` and `process_port` (the two transports of an engine), `config` (what an engine is built from), `engine`
-(its loop), `scheduler` (which rows run), `steps` (what goes between scheduler and runner), `runner` (steps on the
-device), `text` (text and stop strings), `messages`, `events`, `requests`, `ports`, `operations`, `restarts`, `trace`,
-`errors`, `testing` (fakes).
+`thread_port` and `process_port` (the two transports of an engine), `spawning` (a child's process ahead of its
+engine), `config` (what an engine is built from), `engine` (its loop), `scheduler` (which rows run), `steps` (what
+goes between scheduler and runner), `runner` (steps on the device), `text` (text and stop strings), `messages`,
+`events`, `requests`, `ports`, `operations`, `restarts`, `trace`, `errors`, `testing` (fakes).
 Importing this root imports no mlx.
 """
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace_scheduling.errors import ContextOverBudget as ContextOverBudget
     from headrace_scheduling.errors import DeadlineExceeded as DeadlineExceeded
     from headrace_scheduling.errors import EngineFailed as EngineFailed
+    from headrace_scheduling.errors import EngineGone as EngineGone
     from headrace_scheduling.errors import EngineUnavailable as EngineUnavailable
     from headrace_scheduling.errors import GatewayClosed as GatewayClosed
     from headrace_scheduling.errors import GenerationCancelled as GenerationCancelled
@@ -98,6 +99,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "EngineFailed",
+    "EngineGone",
     "EngineInfo",
     "EngineLoop",
     "EngineMessage",
@@ -174,6 +176,7 @@ _MODULES = {
     "Engine": "library",
     "EngineConfig": "config",
     "EngineFailed": "errors",
+    "EngineGone": "errors",
     "EngineInfo": "messages",
     "EngineLoop": "engine",
     "EngineMessage": "messages",
