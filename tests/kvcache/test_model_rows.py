@@ -187,6 +187,33 @@ def same_bytes(mine, own):
     return all(mx.array_equal(one, two) for one, two in pairs)
 
 
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_copy_without_the_first_positions_is_the_rest_of_a_whole_one(name):
+    """Plain and quantized layers hold the others alone; rings, chunks and states are copied as they are."""
+    run = Schedule(MODELS[name], 3)
+    for _ in range(2):
+        run.join()
+    run.forward([0, 1], 11, [11, 11])
+    whole = list(leaves(run.batch.extract(1)))
+    for first in (0, 1, 7, 11):
+        for cache, full in zip(leaves(run.batch.extract(1, first=first)), whole, strict=True):
+            assert type(cache) is type(full)
+            if isinstance(full, KVCache | QuantizedKVCache):
+                assert cache.offset == 11 - first
+                pairs = zip(read_single(cache).fields, read_single(full).fields, strict=True) if first < 11 else ()
+                assert all(mx.array_equal(one, two[..., first:, :]) for one, two in pairs)
+                continue
+            assert cache.offset == full.offset
+            one, two = (
+                each.state[0] if isinstance(full, RecurrentCache) else read_single(each).fields
+                for each in (cache, full)
+            )
+            assert all(mx.array_equal(*pair) for pair in zip(one, two, strict=True))
+    for first in (-1, 12, True, 1.0):
+        with pytest.raises(InvalidLength):
+            run.batch.extract(1, first=first)
+
+
 @pytest.mark.parametrize("model", MODELS)
 @settings(max_examples=15, deadline=None)
 @given(operations=st.lists(OPERATIONS, max_size=12), seed=st.integers(0, 2**16))

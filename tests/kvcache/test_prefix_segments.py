@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_kvcache import (
+    InvalidLength,
+    InvalidPrefix,
     KVCache,
     PrefixCache,
     PrefixFolder,
@@ -51,6 +53,25 @@ KINDS = {
     "ring": lambda tokens: [fed(RotatingKVCache(16), tokens), fed(KVCache(), tokens)],
     "recurrent": lambda tokens: [state(tokens), fed(KVCache(), tokens)],
 }
+
+
+def rest(tokens, first, kind="plain"):
+    """The caches of `KINDS`, those whose column p is position p without the first ones."""
+    caches = KINDS[kind](tokens)
+    for layer, cache in enumerate(caches):
+        if isinstance(cache, KVCache | QuantizedKVCache | TurboQuantKVCache):
+            keys = keys_of(tokens, 64 if kind == "turbo" else SIZE)[:, :, first:]
+            caches[layer] = type(cache).from_state((None, None, 0, *cache.state[3:]))
+            caches[layer].update_and_fetch(keys, -keys)
+    return caches
+
+
+def go_on(store, tokens, kind="plain", **about):
+    """Store tokens of which the store has the first ones; return how many these are."""
+    first = store.held(tokens, namespace=NAMESPACE)
+    assert store.put(tokens, rest(tokens, first, kind), namespace=NAMESPACE, first=first, **about)
+    store.check_integrity()
+    return first
 
 
 def branch(number, length=40):
@@ -167,14 +188,117 @@ def test_entries_of_other_shapes_share_nothing():
     assert_serves(store, branch(1), "quantized")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_entry_goes_on_from_another_without_its_positions(kind):
+    """Law: turn by turn, what is put without what the store has serves as if it had been put whole."""
+    store, history = PrefixCache(1 << 30, max_boundaries=20), tuple(range(STEM))
+    assert store.held(history, namespace=NAMESPACE) == 0
+    put(store, history, kind, session_id="one")
+    for turn, length in enumerate((1, 20, 200, 35, 256, 3)):
+        known = len(history)
+        history += tuple(range(1000 * turn, 1000 * turn + length))
+        assert store.held(history, namespace=NAMESPACE) == known
+        assert go_on(store, history, kind, session_id="one") == known
+        assert_serves(store, history, kind)
+        if kind in ("plain", "quantized", "turbo"):
+            assert (len(store), len({id(each) for entry in store._entries for each in entry.segments})) == (1, 1)
+            assert_serves(store, history[:250], kind)
+    assert store.held(history, namespace=NAMESPACE) == (0 if len(store) == 1 else known)
+    assert store.held(history, namespace=None) == 0
+
+
+def test_a_conversation_that_goes_on_copies_its_history_once_in_many_turns():
+    """Law: a turn allocates its own positions; what grows beyond its room gets an eighth more, not a slab."""
+    store, history = PrefixCache(1 << 30), tuple(range(4000))
+    put(store, history)
+    copied = []
+    for turn in range(40):
+        history += tuple(range(100 * turn, 100 * turn + 30))
+        first = store.held(history, namespace=NAMESPACE)
+        caches = rest(history, first)
+        mx.eval([cache.state for cache in caches])
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        assert store.put(history, caches, namespace=NAMESPACE, first=first)
+        copied.append((mx.get_peak_memory() - before) // TOKEN_BYTES // 2)
+    assert sum(num_tokens > 300 for num_tokens in copied) <= 3, copied
+    assert store.nbytes <= 2 * TOKEN_BYTES * (len(history) * 9 // 8 + 256)
+    assert_serves(store, history)
+    store.check_integrity()
+
+
+def test_what_goes_on_changes_no_hit():
+    """Law: a hit that is still in use when its entry goes on keeps what it was given."""
+    store = PrefixCache(1 << 30)
+    put(store, branch(0))
+    hit = store.take([*branch(0), 5], namespace=NAMESPACE)
+    go_on(store, (*branch(0), 1, 2, 3))
+    go_on(store, (*branch(0), 1, 2, 3, 4))
+    for got, made in zip(hit.caches, KINDS["plain"](branch(0)), strict=True):
+        assert mx.array_equal(got.keys_and_values()[0], made.keys_and_values()[0])
+        fed(got, [9] * 10)
+    assert_serves(store, (*branch(0), 1, 2, 3, 4))
+
+
+def test_branches_that_go_on_still_share_their_beginning():
+    """Law: a conversation that goes on writes behind its own rest, and never behind what another one holds."""
+    store = PrefixCache(1 << 30)
+    for number in range(2):
+        put(store, branch(number))
+    before = store.nbytes
+    for number in range(2):
+        assert go_on(store, (*branch(number), 1, 2, 3)) == 340
+        go_on(store, (*branch(number), 1, 2, 3, *range(50)))
+    assert len(store) == 2
+    assert store.nbytes - before <= 2 * 2 * 256 * TOKEN_BYTES
+    for number in range(2):
+        assert_serves(store, (*branch(number), 1, 2, 3, *range(50)))
+        assert_serves(store, branch(number))
+
+
+def test_room_never_passes_the_cap():
+    """Law: where an eighth of room would not fit, what goes on is kept beside what was there."""
+    store = PrefixCache(2 * TOKEN_BYTES * 860)
+    put(store, tuple(range(768)))
+    go_on(store, tuple(range(800)))
+    assert store.nbytes <= store.max_bytes
+    assert_serves(store, tuple(range(800)))
+
+
+def test_going_on_is_refused_where_nothing_is_there():
+    """Law: without an entry to go on from, of another length or in another form, nothing is stored or lost."""
+    store, tokens = PrefixCache(1 << 30), branch(0)
+    put(store, tokens[:320])
+    for first in (-1, True, 340, 1.0):
+        with pytest.raises(InvalidLength):
+            store.put(tokens, rest(tokens, 320), namespace=NAMESPACE, first=first)
+    for first, caches in (
+        (319, rest(tokens, 319)),
+        (320, rest(tokens, 319)),
+        (320, KINDS["plain"](tokens)),
+        (320, rest(tokens, 320, "quantized")),
+        (320, [state(tokens)]),
+        (0, rest(tokens, 320)),
+    ):
+        with pytest.raises(InvalidPrefix):
+            store.put(tokens, caches, namespace=NAMESPACE, first=first)
+        store.check_integrity()
+    assert_serves(store, tokens[:320])
+    other = PrefixCache(1 << 30)
+    assert other.put(tokens, [state(tokens)], namespace=NAMESPACE)
+    assert other.held((*tokens, 1), namespace=NAMESPACE) == 0, "a state alone leaves nothing out"
+
+
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["put", "take", "evict"]), st.integers(0, 5), st.integers(0, 3), st.integers(0, 90)),
+        st.tuples(
+            st.sampled_from(["put", "go on", "take", "evict"]), st.integers(0, 5), st.integers(0, 3), st.integers(0, 90)
+        ),
         max_size=14,
     ),
     st.sampled_from(["plain", "recurrent"]),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=16, deadline=None)
 def test_any_order_of_calls_keeps_the_books_and_the_bytes(calls, kind):
     """Law: whatever is put, taken and evicted, the books hold, the cap too, and hits are what was put."""
     store = PrefixCache(2_500 * TOKEN_BYTES, max_boundaries=3)
@@ -185,6 +309,9 @@ def test_any_order_of_calls_keeps_the_books_and_the_bytes(calls, kind):
             store.evict_to(length * 20 * TOKEN_BYTES)
         elif name == "put":
             store.put(tokens, KINDS[kind](tokens), namespace=NAMESPACE, session_id=str(inner))
+        elif name == "go on":
+            first = store.held(tokens, namespace=NAMESPACE)
+            store.put(tokens, rest(tokens, first, kind), namespace=NAMESPACE, session_id=str(inner), first=first)
         else:
             hit = store.take([*tokens, 5], namespace=NAMESPACE)
             if hit is not None:

@@ -129,7 +129,7 @@ def test_failed_rows_store_nothing():
     assert _store(run).entries == []
 
 
-@pytest.mark.parametrize("failing", ["peek", "take", "put"])
+@pytest.mark.parametrize("failing", ["peek", "take", "held", "put"])
 def test_a_failing_store_means_no_hit(failing):
     """Law: whatever the store raises, every request is served as without it."""
     store = FakePrefixStore(failing=frozenset({failing}))
@@ -269,3 +269,22 @@ def test_the_end_of_a_reply_does_not_wait_for_its_copy():
     run = _harness(store=Watching())
     run.run(make_submit(1, _LONG, 3), make_submit(2, _LONG[::-1], 6))
     assert told[-2:] == [[True, False], [True, True]]
+
+
+@pytest.mark.parametrize(
+    ("can_trim", "failing", "first"), [(True, frozenset(), 84), (True, frozenset({"held"}), 0), (False, frozenset(), 0)]
+)
+def test_a_row_that_leaves_is_copied_without_what_the_store_has(can_trim, failing, first):
+    """Law: the end of a later turn copies what the turn has added; a store that cannot tell gets all of it."""
+    told = []
+
+    class Watching(FakePrefixStore):
+        def put(self, tokens, caches, **about):
+            told.append((len(tokens), len(caches), about["first"]))
+            return super().put(tokens, caches, **about)
+
+    run = _harness(can_trim=can_trim, store=Watching(can_trim=can_trim, failing=failing))
+    about = {"stable_boundary": 10}
+    run.run(make_submit(1, _LONG, 5, about=about), later=[make_submit(2, _LONG + "abcd" + "xyz", 3, about=about)])
+    assert run.end(2).stats.num_cached_tokens == 84
+    assert told == [(84, 84, 0), (89, 89 - first, first)]

@@ -10,7 +10,7 @@ import pytest
 
 from headrace_kvcache import KVCache, RotatingKVCache
 from headrace_sampling import SamplingParams, make_step_sampler
-from headrace_scheduling import Engine, EngineFailed, GenerateOptions, MlxStepRunner
+from headrace_scheduling import Engine, EngineFailed, GenerateOptions, GenerationRequest, MlxStepRunner
 from headrace_scheduling.cpu_streams import CpuStreams
 from headrace_scheduling.scheduler import BatchScheduler
 from headrace_scheduling.seats import make_seats
@@ -159,6 +159,21 @@ def test_the_engine_generates_as_the_rows_alone_would():
     model = ScriptedModel(_FACTS)
     for prompt, result in zip(_PROMPTS, results, strict=True):
         assert list(result.token_ids) == _alone(model, prompt, 9, _SEEDED)
+
+
+def test_turns_of_a_conversation_go_on_from_what_is_stored():
+    """Law: every turn gets the tokens of a row alone, though its beginning is stored turn by turn, never as a whole."""
+    model, history, stored = ScriptedModel(_FACTS), tuple(range(1, 41)), 0
+    options = GenerateOptions(max_tokens=9, ignore_eos=True, sampling=_SEEDED)
+    with Engine.open(ModelLoaderFake(partial(ScriptedModel, _FACTS)), max_rows=2, prefill_chunk=64) as engine:
+        for turn in range(6):
+            history += tuple(range(turn + 1, turn + 8))
+            ((result,),) = engine.run([GenerationRequest(prompt_ids=history, options=options)])
+            assert list(result.token_ids) == _alone(model, history, 9, _SEEDED)
+            assert result.finished.stats.num_cached_tokens == stored
+            # The last token was sampled and not fed.
+            history += result.token_ids
+            stored = len(history) - 1
 
 
 class Witness:

@@ -11,7 +11,7 @@ from headrace_kvcache.placement import Placement
 from headrace_kvcache.rooms import Rooms
 from headrace_kvcache.rounds import RoundBooks, check_drafts
 from headrace_kvcache.single_rows import make_single, read_single, single_columns
-from headrace_kvcache.slots import check_counts
+from headrace_kvcache.slots import check_counts, check_first
 from headrace_kvcache.views import Group, SlotView, Step
 
 if TYPE_CHECKING:
@@ -315,18 +315,29 @@ class AttentionRows:
         self._rooms.fill(row, contents)
         return slot
 
-    def extract(self, slot: int) -> list[SingleCache]:
+    def extract(self, slot: int, *, first: int = 0) -> list[SingleCache]:
         """Return single-row caches of a row, one per layer, in buffers of their own; the row stays.
+
+        Args:
+            slot: the row's slot.
+            first: positions to leave out at the front, for a store that has them: the caches then hold the others
+                alone. Rings and chunks are copied as they are.
 
         Raises:
             InvalidSlots: the slot holds no row.
+            InvalidLength: `first` is not an integer from 0 to the row's end.
             EmptyCache: a layer holds nothing although the row has positions.
         """
         row = self._table.row(slot)
+        check_first(first, row.end)
         form = self._rooms.forms[row.room[0]]
-        capacity = single_columns(self._columns, row.end)
-        layers = self._rooms.read(row, num_columns=capacity) if row.end else (() for _ in self._rooms.layers)
-        return [make_single(form, self._columns, row.end, fields) for fields in layers]
+        left_out = first if self._columns.limit is None else 0
+        end = row.end - left_out
+        capacity = single_columns(self._columns, end)
+        layers = [()] * self.num_layers
+        if end:
+            layers = self._rooms.read(row, first=left_out, num_columns=capacity)
+        return [make_single(form, self._columns, end, fields) for fields in layers]
 
     def join_caches(self, caches: Sequence[object], *, num_tokens: int = 0) -> int:
         """Seat a row that single-row caches hold, one per layer, copying its own bytes only; return its slot.

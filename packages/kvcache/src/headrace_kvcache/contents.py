@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace_kvcache.slots import SlotTable
 
 
-def read_seat(fields: Fields, seat: int, end: int, columns: Columns, *, num_columns: int = 0) -> Fields:
+def read_seat(fields: Fields, seat: int, end: int, columns: Columns, *, first: int = 0, num_columns: int = 0) -> Fields:
     """Return copies of what a row that ends at `end` holds, in the order of positions.
 
     Args:
@@ -26,12 +26,13 @@ def read_seat(fields: Fields, seat: int, end: int, columns: Columns, *, num_colu
         seat: the row's seat.
         end: positions that the row holds.
         columns: where positions lie.
+        first: the first position to copy, of those that are held.
         num_columns: columns that the copies have at least; what is held fills the first ones, zeros the rest.
 
     Returns:
         Fields `(1, H, n, ...)`, copied in one pass.
     """
-    pieces = [piece for low, high in columns.held(end) for piece in columns.segments(low, high)]
+    pieces = [piece for low, high in columns.held(end) for piece in columns.segments(max(low, first), high)]
     blank = num_columns - sum(high - low for low, high in pieces)
     copies: list[mx.array] = []
     for field in fields:

@@ -215,9 +215,9 @@ class ModelRowBatch:
 
     # ---- contents ----------------------------------------------------------------------------------------------
 
-    def extract(self, slot: int) -> list[object]:
-        """Return single-row caches of a row, one per layer, in buffers of their own; the row stays."""
-        caches = [batch.extract(slot) for batch in self._batches]
+    def extract(self, slot: int, *, first: int = 0) -> list[object]:
+        """Return single-row caches of a row, one per layer, in buffers of their own, see `RowBatch.extract`."""
+        caches = [batch.extract(slot, first=first) for batch in self._batches]
         return [_gathered(place, caches) for place in self._places]
 
     def convert(self, slot: int) -> None:

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from headrace_kvcache.errors import IntegrityError, InvalidLength
+from headrace_kvcache.errors import IntegrityError, InvalidLength, InvalidPrefix
 from headrace_kvcache.prefix_cold import ColdTier
 from headrace_kvcache.prefix_entries import PrefixEntries
 from headrace_kvcache.prefix_faults import log_fault
 from headrace_kvcache.prefix_hit import PrefixHit, PrefixView
-from headrace_kvcache.prefix_making import arrays_in, check_entry, make_entry, served_caches, share
+from headrace_kvcache.prefix_making import arrays_in, check_entry, check_rest, extend, make_entry, served_caches, share
 from headrace_kvcache.prefix_stats import PrefixCounters
-from headrace_kvcache.radix_trie import key_of, tokens_of
-from headrace_kvcache.trims import check_held
+from headrace_kvcache.radix_trie import TOKEN_BYTES, key_of, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from headrace_kvcache.prefix_cold import ColdHit, ColdStore
     from headrace_kvcache.prefix_entries import PrefixEntry
     from headrace_kvcache.prefix_namespace import PrefixNamespace
+    from headrace_kvcache.prefix_segments import Segment
     from headrace_kvcache.prefix_stats import MissReason, PrefixCacheStats, RefusalReason
 
 
@@ -112,6 +112,17 @@ class PrefixCache:
     def holds(self, tokens: Sequence[int], *, namespace: PrefixNamespace) -> bool:
         """Return whether there is an entry of exactly these tokens; no side effects."""
         return self._entries.get(key_of(tokens), namespace) is not None
+
+    def held(self, tokens: Sequence[int], *, namespace: PrefixNamespace | None) -> int:
+        """Return how many first tokens of these an entry holds, such that `put` can go on from it; no side effects.
+
+        Raises:
+            InvalidPrefix: tokens that are not integers.
+        """
+        if namespace is None:
+            return 0
+        ancestors = self._entries.ancestors(key_of(tokens), namespace)
+        return max((entry.num_tokens for entry in ancestors if entry.segments[0].fields), default=0)
 
     def take(
         self, tokens: Sequence[int], *, namespace: PrefixNamespace | None, session_id: str | None = None
@@ -212,11 +223,15 @@ class PrefixCache:
         namespace: PrefixNamespace | None,
         session_id: str | None = None,
         attachments: Sequence[object] = (),
+        first: int = 0,
     ) -> bool:
         """Store clones of caches that hold exactly `tokens`, and evaluate them; the caller's own stay the caller's.
 
         An entry of the same tokens is replaced. Entries of strict prefixes go if the new one can be trimmed to them,
         because it serves in their place. Then the least recently used leave until there is room.
+
+        What goes on from an entry needs no copy of what that holds: with `first`, caches whose column p is position p
+        (plain, quantized, TurboQuant) hold the positions from there on, and all others everything.
 
         Args:
             tokens: what was fed to the caches, nothing less and nothing more.
@@ -225,12 +240,15 @@ class PrefixCache:
             namespace: where the entry serves; None stores nothing.
             session_id: the conversation it belongs to.
             attachments: small things to hand out with it; their bytes are not billed.
+            first: how many first tokens come from an entry: 0, or what `held` said.
 
         Returns:
             Whether it was stored: not with a cap of 0, without a namespace, below `min_tokens`, or above the cap.
 
         Raises:
-            InvalidPrefix: caches that hold something else, or none that tells; tokens that are not integers.
+            InvalidPrefix: caches that hold something else, or none that tells; tokens that are not integers; no entry
+                of the first `first` tokens, or one of another form.
+            InvalidLength: `first` is not an integer from 0 to below the number of tokens.
             UnsupportedCache: something that is no single-row cache.
         """
         if not self._max_bytes:
@@ -239,9 +257,16 @@ class PrefixCache:
             return self._refuse("no_namespace")
         if len(tokens) < self._min_tokens:
             return self._refuse("too_short")
-        check_held(caches, len(tokens))
+        key = key_of(tokens)
+        check_rest(caches, len(tokens), first)
         entry = make_entry(
-            key_of(tokens), caches, namespace=namespace, session_id=session_id, attachments=tuple(attachments)
+            key,
+            caches,
+            namespace=namespace,
+            session_id=session_id,
+            attachments=tuple(attachments),
+            # No name for it: whoever holds the segments makes writing behind them a copy.
+            lead=self._lead(key, namespace, first),
         )
         if entry.num_bytes > self._max_bytes:
             return self._refuse("too_large")
@@ -253,7 +278,10 @@ class PrefixCache:
     def _store(self, entry: PrefixEntry) -> list[PrefixEntry]:
         """Make room, evaluate and add; return what had to leave for it."""
         self._replace(entry)
-        self._share(entry)
+        if len(entry.segments) > 1:
+            extend(entry, self._max_bytes)
+        else:
+            self._share(entry)
         self._entries.add(entry)
         # Before the copies exist, so that the books hold at every moment.
         evicted = self._evict_to(self._max_bytes, but=entry)
@@ -263,6 +291,17 @@ class PrefixCache:
             self._entries.remove(entry)
             raise
         return evicted + self._bound(entry)
+
+    def _lead(self, key: bytes, namespace: PrefixNamespace, num_tokens: int) -> list[Segment]:
+        """Return what holds the first tokens of a key."""
+        if not num_tokens:
+            return []
+        entry = self._entries.get(key[: num_tokens * TOKEN_BYTES], namespace)
+        if entry is None or not entry.segments[0].fields:
+            raise InvalidPrefix(
+                f"first is {num_tokens}, but no entry of so many tokens can be gone on from; ask held()"
+            )
+        return list(entry.segments)
 
     def _share(self, entry: PrefixEntry) -> None:
         """Let an entry hold what it has in common with another in the same bytes."""

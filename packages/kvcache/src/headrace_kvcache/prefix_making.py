@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace_kvcache.clones import arrays_of, clone_caches, compacted, shortened
-from headrace_kvcache.errors import IntegrityError
+from headrace_kvcache.errors import IntegrityError, InvalidLength, InvalidPrefix
 from headrace_kvcache.fields import SLAB
 from headrace_kvcache.prefix_entries import PrefixEntry
 from headrace_kvcache.prefix_segments import is_linear, lead, pays, put_back, rest_bytes, taken_out
 from headrace_kvcache.radix_trie import TOKEN_BYTES
-from headrace_kvcache.trims import least_length, num_tokens_held, trim_to
+from headrace_kvcache.trims import check_held, least_length, num_tokens_held, trim_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from headrace_kvcache.prefix_entries import PrefixEntries
     from headrace_kvcache.prefix_namespace import PrefixNamespace
+    from headrace_kvcache.prefix_segments import Segment
 
 
 def make_entry(
@@ -28,19 +29,30 @@ def make_entry(
     namespace: PrefixNamespace,
     session_id: str | None,
     attachments: tuple[object, ...] = (),
+    lead: Sequence[Segment] = (),
 ) -> PrefixEntry:
-    """Make an entry of compact twins of caches that hold exactly the tokens of a key; its arrays are lazy."""
+    """Make an entry of compact twins of caches that hold exactly the tokens of a key; its arrays are lazy.
+
+    Of the linear layers the segments `lead` hold the first tokens, and the caches the others.
+
+    Raises:
+        InvalidPrefix: the segments are of another model or in another form than the caches.
+    """
     twins = compacted(caches)
     num_tokens = len(key) // TOKEN_BYTES
     least_tokens = least_length(twins, num_tokens)
-    hollow, segment = taken_out(twins, num_tokens)
+    hollow, segment = taken_out(twins, num_tokens - sum(each.num_tokens for each in lead))
+    if not all(segment.fits(each) for each in lead):
+        raise InvalidPrefix(
+            "the caches do not fit the entry that they go on from; they must be of the same model and form"
+        )
     return PrefixEntry(
         namespace=namespace,
         key=key,
         num_tokens=num_tokens,
         least_tokens=least_tokens,
         hollow=hollow,
-        segments=[segment],
+        segments=[*lead, segment],
         rest_bytes=rest_bytes(hollow),
         session_id=session_id,
         attachments=attachments,
@@ -73,6 +85,19 @@ def share(entry: PrefixEntry, other: PrefixEntry, num_shared: int, entries: Pref
     return True
 
 
+def extend(entry: PrefixEntry, max_bytes: int) -> None:
+    """Let an entry that goes on from another hold its last segments as one, if that one is nobody else's any more.
+
+    Lazily, and only if the room that comes with it fits `max_bytes`.
+    """
+    *others, last, own = entry.segments
+    if last.num_users:
+        return
+    longer = last.extended(own)
+    if entry.num_bytes - last.num_bytes - own.num_bytes + longer.num_bytes <= max_bytes:
+        entry.segments = [*others, longer]
+
+
 def arrays_in(entry: PrefixEntry) -> list[mx.array]:
     """Return every array of an entry."""
     held = [array for segment in entry.segments for fields in segment.fields for array in fields]
@@ -89,6 +114,24 @@ def served_caches(entry: PrefixEntry, num_tokens: int) -> list[Any]:
         if rest:
             trim_to(rest, num_tokens)
     return put_back(clones, entry.segments, num_tokens)
+
+
+def check_rest(caches: Sequence[Any], num_tokens: int, first: int) -> None:
+    """Raise unless caches hold `num_tokens` positions, linear ones all but the `first` ones.
+
+    Raises:
+        InvalidPrefix: they hold something else.
+        InvalidLength: `first` is not an integer from 0 to below `num_tokens`.
+    """
+    if type(first) is not int or not 0 <= first < num_tokens:
+        raise InvalidLength(f"first is {first!r}; it must be an integer from 0 to below the {num_tokens} tokens")
+    if not first:
+        check_held(caches, num_tokens)
+        return
+    check_held([cache for cache in caches if is_linear(cache)], num_tokens - first)
+    known = [cache for cache in caches if not is_linear(cache) and num_tokens_held(cache) is not None]
+    if known:
+        check_held(known, num_tokens)
 
 
 def check_entry(entry: PrefixEntry) -> None:

@@ -8,7 +8,7 @@ import mlx.core as mx
 from attrs import define
 
 from headrace_kvcache.clones import arrays_of
-from headrace_kvcache.fields import slabs
+from headrace_kvcache.fields import fresh, part, slabs, with_room, write
 from headrace_kvcache.linear import LinearCache
 
 if TYPE_CHECKING:
@@ -55,6 +55,21 @@ class Segment:
         """Return all but its first positions in arrays of their own, lazily."""
         fields = tuple(_copied(fields, num_tokens, self.num_tokens) for fields in self.fields)
         return Segment(self.num_tokens - num_tokens, fields)
+
+    def extended(self, more: Segment) -> Segment:
+        """Return a segment of its positions and then those of another, lazily.
+
+        They are written behind its own, in place if nobody else holds the arrays. Where these have no room for them, an
+        eighth more than needed is allocated: a conversation that goes on copies its history once in many turns.
+        """
+        end = self.num_tokens + more.num_tokens
+        longer: list[Fields] = []
+        for held, added in zip(self.fields, more.fields, strict=True):
+            new = part(added, 0, more.num_tokens)
+            fields = with_room(fresh(held), new, used=self.num_tokens, end=end, capacity=slabs(end + end // 8))
+            write(fields, new, self.num_tokens)
+            longer.append(fields)
+        return Segment(end, tuple(longer))
 
     def fits(self, other: Segment) -> bool:
         """Whether two segments are of the same layers of a model, in the same form."""

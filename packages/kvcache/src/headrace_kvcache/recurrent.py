@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from headrace_kvcache.errors import IntegrityError, InvalidGeometry, NotTrimmable
 from headrace_kvcache.merging import Mergeable
-from headrace_kvcache.replay import Replay, kept_of_steps, known_replays
+from headrace_kvcache.replay import Replay, kept_of_steps, untold
 from headrace_kvcache.rounds import RoundBooks, check_drafts
 from headrace_kvcache.stored import check_count
 
@@ -136,8 +136,8 @@ class RecurrentCache(Mergeable):
         """Return the ends that `spec_round_rollback(keep)` would leave, or raise as it would; nothing changes."""
         ends = self._row_ends()
         targets = self._round.targets(keep, ends)
-        if targets != ends:
-            known_replays(self._steps())
+        if targets != ends and not self._knows_replays:
+            raise untold()
         return targets
 
     def _go_back(self, keeps: list[int]) -> None:
@@ -146,16 +146,17 @@ class RecurrentCache(Mergeable):
         # One entry of the books may stand for several rows of arrays that always move together.
         spread = num_rows // len(keeps)
         kept = kept_of_steps((counts * spread for counts in self._counts), keeps * spread)
-        for replay, share in zip(known_replays(self._steps()), kept, strict=True):
+        for replay, share in zip(self._replays, kept, strict=True):
             if share is not None:
                 arrays = replay(arrays, share)
         self._arrays = list(arrays)
         self.lengths = None if lengths is None else lengths - max(keeps)
         self.offset = offset + max(keeps)
 
-    def _steps(self) -> Sequence[Replay | None]:
+    @property
+    def _knows_replays(self) -> bool:
         # Unless the layer recorded in every step, nobody knows which replay belongs to which.
-        return self._replays if len(self._replays) == len(self._counts) else [None] * len(self._counts)
+        return len(self._replays) == len(self._counts)
 
     def _forget_round(self) -> None:
         self._before: State = [], None, 0

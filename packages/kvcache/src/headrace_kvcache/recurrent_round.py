@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import mlx.core as mx
 
 from headrace_kvcache.errors import RoundRefusedError
-from headrace_kvcache.replay import kept_of_steps, known_replays
+from headrace_kvcache.replay import kept_of_steps, untold
 from headrace_kvcache.rounds import RoundBooks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace_kvcache.recurrent_views import Picked, RecurrentStep, RecurrentView
-    from headrace_kvcache.replay import Arrays
+    from headrace_kvcache.replay import Arrays, Replay
 
 # Views never know their list: a cycle would keep a step's arrays until the next garbage collection.
 Viewed: TypeAlias = "tuple[RecurrentStep, list[RecurrentView]]"
@@ -29,7 +29,7 @@ class RecurrentRound:
         books: which rows take part, and where they stood.
     """
 
-    __slots__ = ("_picked", "_slots", "_steps", "books")
+    __slots__ = ("_picked", "_replays", "_slots", "_steps", "books")
 
     def __init__(self) -> None:
         self.books = RoundBooks()
@@ -39,6 +39,7 @@ class RecurrentRound:
         self._slots: tuple[int, ...] = ()
         self._picked: Picked | None = None
         self._steps: list[Viewed] = []
+        self._replays: list[list[Replay]] = []
 
     def begin(self, starts: dict[int, int], picked: Picked) -> None:
         """Open a round of rows that stand at `starts` and lie where `picked` says."""
@@ -84,11 +85,12 @@ class RecurrentRound:
     def keep(self, viewed: Viewed) -> None:
         """Add a step."""
         self._steps.append(viewed)
+        self._replays.append([view.replay for view in viewed[1] if view.replay is not None])
 
     def check_replayable(self) -> None:
         """Raise `RoundRefusedError` unless all layers told how to replay all steps."""
-        for _, views in self._steps:
-            known_replays([view.replay for view in views])
+        if any(len(told) < len(views) for told, (_, views) in zip(self._replays, self._steps, strict=True)):
+            raise untold()
 
     def replayed(self, layers: Sequence[Arrays], targets: dict[int, int]) -> list[Arrays]:
         """Return the arrays of all rows of the round as they are at the ends `targets`, per layer.
@@ -103,15 +105,13 @@ class RecurrentRound:
         kept = kept_of_steps((step.counts for step, _ in self._steps), keeps)
         take = self._picked.take
         states = [[None if buffer is None else take(buffer) for buffer in buffers] for buffers in layers]
-        for (_, views), share in zip(self._steps, kept, strict=True):
+        for replays, share in zip(self._replays, kept, strict=True):
             if share is not None:
-                replays = known_replays([view.replay for view in views])
                 states = [replay(arrays, share) for replay, arrays in zip(replays, states, strict=True)]
         return states
 
-    def of_those_left(self, layers: list[dict[int, mx.array]]) -> list[dict[int, mx.array]]:
-        """Return the rows that have not left the round, of its arrays per layer by index."""
+    def left(self) -> mx.array | None:
+        """Return which rows of the round's arrays have not left it, `(B,) int32`; None for all."""
         if len(self.books.slots) == len(self._slots):
-            return layers
-        left = mx.array([self._slots.index(slot) for slot in self.books.slots], mx.int32)
-        return [{index: array[left] for index, array in arrays.items()} for arrays in layers]
+            return None
+        return mx.array([self._slots.index(slot) for slot in self.books.slots], mx.int32)

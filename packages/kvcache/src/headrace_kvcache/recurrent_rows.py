@@ -19,10 +19,10 @@ from headrace_kvcache.recurrent import RecurrentCache
 from headrace_kvcache.recurrent_round import RecurrentRound, Viewed
 from headrace_kvcache.recurrent_views import Picked, RecurrentStep, RecurrentView
 from headrace_kvcache.rounds import check_drafts
-from headrace_kvcache.slots import SlotTable, check_counts
+from headrace_kvcache.slots import SlotTable, check_counts, check_first
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from headrace_kvcache.replay import Arrays
     from headrace_kvcache.slots import Row
@@ -190,18 +190,26 @@ class RecurrentRowBatch:
         if self.is_round_of(slots):
             self._round.keep((step, views))
         else:
-            self._put(step.picked, [view.stored for view in views])
+            self._put(step.picked, [view.stored.items() for view in views])
         for row, count in zip(self._table.rows(slots), step.counts, strict=True):
             row.end += count
         self._can_replay = all(view.replay is not None for view in views)
         self._viewed = None
 
-    def _put(self, picked: Picked, stored: Sequence[dict[int, mx.array]]) -> None:
-        """Write arrays `(B, ...)`, per layer by index, into the seats of some rows."""
+    def _put(
+        self,
+        picked: Picked,
+        stored: Iterable[Iterable[tuple[int, mx.array | None]]],
+        *,
+        left: mx.array | None = None,
+    ) -> None:
+        """Write arrays `(B, ...)`, per layer by index, or the rows `left` of them, into the seats of some rows."""
         num_seats = min(power_of_two_at_least(self._table.num_seats(_ROOM)), self.max_rows)
         for buffers, arrays in zip(self._layers, stored, strict=True):
-            for index, array in arrays.items():
-                buffers[index] = picked.put(buffers[index], array, num_seats)
+            for index, array in arrays:
+                if array is not None:
+                    rows = array if left is None else array[left]
+                    buffers[index] = picked.put(buffers[index], rows, num_seats)
 
     def check_advance(self, slots: Sequence[int], num_tokens: int | Sequence[int]) -> tuple[int, ...]:
         """Return the count of each row, or raise as `advance` would; nothing changes."""
@@ -258,8 +266,8 @@ class RecurrentRowBatch:
             RoundRefusedError: no round is open.
         """
         rows = [self._table.row(slot) for slot in self._round.books.started()]
-        layers = [self._round.stored(layer) for layer in range(self.num_layers)]
-        self._put(_picked(rows), self._round.of_those_left(layers))
+        stored = [self._round.stored(layer).items() for layer in range(self.num_layers)]
+        self._put(_picked(rows), stored, left=self._round.left())
         self._round.close()
 
     def spec_round_rollback(self, keep: int | Sequence[int]) -> None:
@@ -288,25 +296,28 @@ class RecurrentRowBatch:
             self.spec_round_commit()
             return
         rows = [self._table.row(slot) for slot in ends]
-        layers = [
-            {index: array for index, array in enumerate(arrays) if array is not None}
-            for arrays in self._round.replayed(self._layers, ends)
-        ]
-        self._put(_picked(rows), self._round.of_those_left(layers))
+        layers = self._round.replayed(self._layers, ends)
+        self._put(_picked(rows), map(enumerate, layers), left=self._round.left())
         for row, end in zip(rows, ends.values(), strict=True):
             row.end = row.granted = end
         self._round.close()
 
     # ---- contents ----------------------------------------------------------------------------------------------
 
-    def extract(self, slot: int) -> list[RecurrentCache]:
+    def extract(self, slot: int, *, first: int = 0) -> list[RecurrentCache]:
         """Return single-row caches of a row, one per layer, with arrays of their own; the row stays.
+
+        Args:
+            slot: the row's slot.
+            first: as in `RowBatch.extract`; a sum cannot leave out its first terms and is copied as it is.
 
         Raises:
             InvalidSlots: the slot holds no row.
+            InvalidLength: `first` is not an integer from 0 to the row's end.
             RoundRefusedError: the row is in an open round.
         """
         row = self._table.row(slot)
+        check_first(first, row.end)
         if slot in self._round.books.slots:
             raise RoundRefusedError(f"slot {slot} is in an open round; commit it or roll it back before a copy is made")
         caches = [RecurrentCache(self._size) for _ in self._layers]
@@ -338,7 +349,7 @@ class RecurrentRowBatch:
         row.end = row.written = row.granted = states[0][1]
         self._put(
             _picked([row]),
-            [{index: array for index, array in enumerate(arrays) if array is not None} for arrays, _ in states],
+            [enumerate(arrays) for arrays, _ in states],
         )
         if self._can_replay is None:
             self._can_replay = False if False in told else (None if None in told else True)

@@ -49,15 +49,12 @@ class Kept:
         return self._masks[key]
 
 
-def known_replays(replays: Sequence[Replay | None]) -> list[Replay]:
-    """Return the replays, or raise `RoundRefusedError` unless all were told."""
-    known = [replay for replay in replays if replay is not None]
-    if len(known) < len(replays):
-        raise RoundRefusedError(
-            "a recurrent layer did not tell its cache how to replay the step, so only a round that keeps everything "
-            "can end; have the layer call record()"
-        )
-    return known
+def untold() -> RoundRefusedError:
+    """Return what a rollback over a layer that did not tell how to replay raises."""
+    return RoundRefusedError(
+        "a recurrent layer did not tell its cache how to replay the step, so only a round that keeps everything can "
+        "end; have the layer call record()"
+    )
 
 
 def kept_of_steps(steps: Iterable[tuple[int, ...]], keeps: Sequence[int]) -> list[Kept | None]:

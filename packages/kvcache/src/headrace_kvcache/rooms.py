@@ -57,7 +57,7 @@ class Rooms:
         num_seats = min(power_of_two_at_least(self.table.num_seats(room)), self.table.max_rows)
         return num_seats, buffer_columns(num_columns, self.classes.capacity(room[1]))
 
-    def read(self, row: Row, *, num_columns: int = 0) -> Iterator[Fields]:
+    def read(self, row: Row, *, first: int = 0, num_columns: int = 0) -> Iterator[Fields]:
         """Yield copies of what a row holds, layer by layer, each computed before the next, see `read_seat`.
 
         Raises:
@@ -65,7 +65,8 @@ class Rooms:
         """
         self._check_stored(row)
         for layer in self.layers:
-            copied = read_seat(layer.of(row.room).fields, row.seat, row.end, self.columns, num_columns=num_columns)
+            fields = layer.of(row.room).fields
+            copied = read_seat(fields, row.seat, row.end, self.columns, first=first, num_columns=num_columns)
             mx.eval(copied)
             yield copied
 

@@ -177,3 +177,9 @@ def check_counts(num_rows: int, num_tokens: int, lengths: Sequence[int] | None) 
         if type(length) is not int or not 1 <= length <= num_tokens:
             raise InvalidLength(f"a row's length is {length!r}; it must be an integer from 1 to {num_tokens}")
     return tuple(lengths)
+
+
+def check_first(first: int, end: int) -> None:
+    """Raise `InvalidLength` unless `first` positions can be left out at the front of a row that ends at `end`."""
+    if type(first) is not int or not 0 <= first <= end:
+        raise InvalidLength(f"first is {first!r}; it must be an integer from 0 to the row's end, {end}")

@@ -326,7 +326,8 @@ class EngineLoop:
         """Take a row out, and store what it computed if that is worth it."""
         tokens = self._scheduler.kept_tokens(row_id)
         if tokens:
-            self._copy(Snapshot(row_id=row_id, num_tokens=len(tokens)))
+            first = self._scheduler.num_stored(row_id, tokens)
+            self._copy(Snapshot(row_id=row_id, num_tokens=len(tokens), first=first))
         self._release(row_id)
 
     def _release(self, row_id: RowId) -> None:

@@ -68,9 +68,15 @@ class LoneSeat:
         del slots
         self._end += num_tokens if isinstance(num_tokens, int) else num_tokens[0]
 
-    def extract(self, slot: int) -> list[Any]:
-        """Return clones of the row's caches."""
+    def extract(self, slot: int, *, first: int = 0) -> list[Any]:
+        """Return clones of the row's caches.
+
+        Raises:
+            RuntimeError: `first` is not 0.
+        """
         del slot
+        if first:
+            raise RuntimeError(f"the one seat's caches are copied whole, and {first} positions are to be left out")
         return clone_caches(self._caches or ())
 
     def convert(self, slot: int) -> None:

@@ -203,6 +203,10 @@ class PrefixStore(Protocol):
         """Return the longest stored prefix, never all of `tokens`; it stays stored."""
         ...
 
+    def held(self, tokens: Sequence[int], *, namespace: PrefixNamespace | None) -> int:
+        """Return how many first tokens of these `put` may leave out, because an entry holds them; no side effects."""
+        ...
+
     def put(
         self,
         tokens: Sequence[int],
@@ -210,8 +214,9 @@ class PrefixStore(Protocol):
         *,
         namespace: PrefixNamespace | None,
         session_id: str | None = None,
+        first: int = 0,
     ) -> bool:
-        """Store caches that hold exactly `tokens`; whether they were kept."""
+        """Store caches that hold exactly `tokens`, or all but the `first` ones; whether they were kept."""
         ...
 
 

@@ -67,6 +67,16 @@ class Prefixes:
         self.num_hits += 1
         return SharedPrefix(num_tokens=hit.num_tokens, caches=hit.caches, release=hit.release)
 
+    def held(self, spec: RowSpec, tokens: tuple[int, ...]) -> int:
+        """Return how many first tokens of what a row computed are stored, and need not be copied to be stored again."""
+        if self.store is None or spec.namespace is None:
+            return 0
+        try:
+            return self.store.held(tokens, namespace=spec.namespace)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._count_fault("looking up what is stored failed", error)
+            return 0
+
     def put(self, spec: RowSpec, tokens: tuple[int, ...], prefix: SharedPrefix) -> None:
         """Store what a row computed; the key is exactly what the caches hold."""
         if self.store is None or spec.namespace is None or not prefix.is_converted or len(tokens) < MIN_SHARED:
@@ -75,7 +85,9 @@ class Prefixes:
             _logger.error("a prefix of %d tokens is named %d; it is not stored", prefix.num_tokens, len(tokens))
             return
         try:
-            self.store.put(tokens, prefix.caches, namespace=spec.namespace, session_id=spec.session_id)
+            self.store.put(
+                tokens, prefix.caches, namespace=spec.namespace, session_id=spec.session_id, first=prefix.first
+            )
         except Exception as error:  # noqa: BLE001 - as above
             self._count_fault("storing a prefix failed", error)
 

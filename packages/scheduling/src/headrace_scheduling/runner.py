@@ -121,11 +121,13 @@ class MlxStepRunner:
             self._seats.batch.leave(row.slot)
 
     def copy(self, snapshot: Snapshot) -> SharedPrefix:
-        """Copy a row's first positions out of its slot."""
+        """Copy a row's positions out of its slot."""
         self._launch_built()
         row = self._rows[snapshot.row_id]
-        caches = self._seats.copy(row.slot, snapshot.num_tokens)
-        return SharedPrefix(num_tokens=snapshot.num_tokens, caches=caches, is_converted=snapshot.is_converted)
+        caches = self._seats.copy(row.slot, snapshot.num_tokens, first=snapshot.first)
+        return SharedPrefix(
+            num_tokens=snapshot.num_tokens, caches=caches, first=snapshot.first, is_converted=snapshot.is_converted
+        )
 
     def reset(self) -> None:
         """Drop every row, buffer and step."""

@@ -129,6 +129,14 @@ class BatchScheduler:
         is_new = row.num_fed >= max(MIN_SHARED, row.num_cached + 1)
         return row.fed_tokens() if is_new else ()
 
+    def num_stored(self, row_id: RowId, tokens: tuple[int, ...]) -> int:
+        """Return how many first tokens of a row that leaves need no copy, because the store has them."""
+        row = self._rows[row_id]
+        # Rows that wait for a copy need a whole one.
+        if not self.traits.can_trim or len(tokens) in row.followers:
+            return 0
+        return self.prefixes.held(row.spec, tokens)
+
     def fed_tokens(self, row_id: RowId) -> tuple[int, ...]:
         """Return the tokens of all positions that a running row's slot holds."""
         return self._rows[row_id].fed_tokens()

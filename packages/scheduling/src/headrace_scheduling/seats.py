@@ -44,7 +44,7 @@ class SlotBatch(Protocol):
     def end(self, slot: int) -> int: ...
     def view(self, slots: Sequence[int], num_tokens: int, *, lengths: Sequence[int] | None = None) -> list[Any]: ...
     def advance(self, slots: Sequence[int], num_tokens: int | Sequence[int]) -> None: ...
-    def extract(self, slot: int) -> list[Any]: ...
+    def extract(self, slot: int, *, first: int = 0) -> list[Any]: ...
     def convert(self, slot: int) -> None: ...
 
 
@@ -82,12 +82,12 @@ class Seats:
             raise RuntimeError(f"a prefix of {prefix.num_tokens} tokens holds {end} positions; it is not used")
         return slot
 
-    def copy(self, slot: int, num_tokens: int) -> list[Any]:
-        """Copy a row's first `num_tokens` positions into single-row caches of their own."""
+    def copy(self, slot: int, num_tokens: int, *, first: int = 0) -> list[Any]:
+        """Copy a row's positions from `first` up to `num_tokens` into single-row caches of their own."""
         end = self.batch.end(slot)
-        if num_tokens > end or (num_tokens < end and not self.traits.can_trim):
+        if num_tokens > end or ((first or num_tokens < end) and not self.traits.can_trim):
             raise RuntimeError(f"a copy of {num_tokens} positions is asked of a row that holds {end}")
-        caches = self.batch.extract(slot)
+        caches = self.batch.extract(slot, first=first)
         for cache in caches:
             if num_tokens < end:
                 cache.trim(end - num_tokens)

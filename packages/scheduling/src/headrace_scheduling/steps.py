@@ -80,12 +80,14 @@ class SharedPrefix:
 
     Attributes:
         caches: single-row caches, one per layer; several rows may copy them.
+        first: tokens at the front that the caches leave out, because the store has them; no row can begin with these.
         is_converted: whether they are in the form that rows keep; rows of a quantizing scheme begin without.
         release: called once nobody will copy the caches any more.
     """
 
     num_tokens: int
     caches: Sequence[object]
+    first: int = 0
     is_converted: bool = True
     release: Callable[[], None] = _nothing_to_release
 
@@ -147,11 +149,13 @@ class Snapshot:
 
     Attributes:
         num_tokens: all that the row holds, or fewer if every cache of the model can be trimmed.
+        first: positions at the front that need no copy, if every cache of the model can be trimmed.
         is_converted: whether the row is in the form that it keeps.
     """
 
     row_id: RowId
     num_tokens: int
+    first: int = 0
     is_converted: bool = True
 
 

@@ -123,13 +123,15 @@ class FakeStepRunner:
     def copy(self, snapshot: Snapshot) -> SharedPrefix:
         self._maybe_fail("copy")
         slot = self._slots[snapshot.row_id]
-        if snapshot.num_tokens > slot.num_fed or (snapshot.num_tokens != slot.num_fed and not self.traits.can_trim):
+        is_cut = snapshot.first or snapshot.num_tokens != slot.num_fed
+        if snapshot.num_tokens > slot.num_fed or (is_cut and not self.traits.can_trim):
             raise RuntimeError(f"{snapshot} is asked of a slot that holds {slot.num_fed} positions")
         if self.traits.first_chunk is not None and snapshot.is_converted != slot.is_converted:
             raise RuntimeError(f"{snapshot} is asked of a slot whose is_converted is {slot.is_converted}")
         return SharedPrefix(
             num_tokens=snapshot.num_tokens,
-            caches=tuple(slot.history[: snapshot.num_tokens]),
+            caches=tuple(slot.history[snapshot.first : snapshot.num_tokens]),
+            first=snapshot.first,
             is_converted=snapshot.is_converted,
         )
 

@@ -54,6 +54,18 @@ class FakePrefixStore:
         length = self._longest(tokens, namespace)
         return FakePrefixHit(length, tuple(tokens[:length])) if length else None
 
+    def held(self, tokens: Sequence[int], *, namespace: PrefixNamespace | None) -> int:
+        self._maybe_fail("held")
+        return self._held(tokens, namespace)
+
+    def _held(self, tokens: Sequence[int], namespace: PrefixNamespace | None) -> int:
+        lengths = [
+            len(entry)
+            for stored_namespace, entry in self.entries
+            if stored_namespace == namespace and len(entry) < len(tokens) and tuple(tokens[: len(entry)]) == entry
+        ]
+        return max(lengths, default=0)
+
     def put(
         self,
         tokens: Sequence[int],
@@ -61,11 +73,12 @@ class FakePrefixStore:
         *,
         namespace: PrefixNamespace | None,
         session_id: str | None = None,
+        first: int = 0,
     ) -> bool:
         del session_id
         self._maybe_fail("put")
-        if tuple(caches) != tuple(tokens):
-            raise RuntimeError(f"caches of {len(caches)} tokens are stored under {len(tokens)} others")
+        if tuple(caches) != tuple(tokens[first:]) or first > self._held(tokens, namespace):
+            raise RuntimeError(f"caches of {len(caches)} tokens are stored under {len(tokens)} others, after {first}")
         if namespace is None:
             return False
         self.entries.append((namespace, tuple(tokens)))
