@@ -1,5 +1,6 @@
-"""Headrace as a program: a running server on a free loopback port, with the starter model."""
+"""Headrace as a program, running on a free loopback port with the starter model; and schemas to hold it to."""
 
+import json
 import os
 import queue
 import re
@@ -12,11 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
 import pytest
-from attrs import define
+from attrs import define, frozen
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 20.0
@@ -164,3 +165,84 @@ def start_server() -> Callable[..., AbstractContextManager[RunningServer]]:
 def server_environment() -> dict[str, str]:
     """The environment that servers under test get."""
     return environment()
+
+
+@frozen
+class TabledSchema:
+    """A schema that structured output has to serve.
+
+    Attributes:
+        name: what it is an example of.
+        schema: as somebody might send it.
+        bounded: with an end to whatever a model may write as long as it likes; every value of it is one of `schema`.
+        unbounded: why a value of `bounded` may still be of any length, by what the schema is; None if it may not.
+    """
+
+    name: str
+    schema: Any
+    bounded: Any
+    unbounded: str | None
+
+
+@pytest.fixture(scope="session")
+def tabled_schemas() -> list[TabledSchema]:
+    """The schemas of the table that structured output is held to."""
+    table = json.loads((Path(__file__).parents[1] / "sampling" / "grammar_schemas.json").read_text("utf-8"))
+    return [
+        TabledSchema(one["name"], one["schema"], bounded(one["schema"]), one.get("unbounded"))
+        for one in table["supported"]
+    ]
+
+
+def bounded(schema: Any) -> Any:
+    """Bound strings, numbers, arrays and objects that have no bounds."""
+    if isinstance(schema, list):
+        return [bounded(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {name: value if name in {"enum", "const"} else bounded(value) for name, value in schema.items()}
+    if not {"enum", "const"} & set(schema):
+        given = schema.get("type")
+        for kind in [given] if isinstance(given, str) else given if isinstance(given, list) else []:
+            for name, value in _BOUNDS.get(kind, lambda _: {})(schema).items():
+                inner.setdefault(name, value)
+        # Only a pattern bounds a key, and it would hold for known ones, too.
+        if given == "object" and "properties" not in schema and schema.get("additionalProperties", False) is not False:
+            inner["patternProperties"] = {"^.{0,12}$": inner["additionalProperties"]} | inner.get(
+                "patternProperties", {}
+            )
+            inner["additionalProperties"] = False
+    return inner
+
+
+def _bounds_of_string(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"maxLength": 40 if {"pattern", "format"} & set(schema) else 16}
+
+
+def _bounds_of_integer(schema: dict[str, Any]) -> dict[str, Any]:
+    least = {} if "exclusiveMinimum" in schema else {"minimum": -9_999}
+    return least | ({} if "exclusiveMaximum" in schema else {"maximum": 9_999})
+
+
+def _bounds_of_number(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"multipleOf": 0.01} | _bounds_of_integer(schema)
+
+
+def _bounds_of_array(schema: dict[str, Any]) -> dict[str, Any]:
+    return {} if schema.get("items") is False else {"maxItems": 3}
+
+
+def _bounds_of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    known, required = schema.get("properties", {}), schema.get("required", [])
+    # Where some properties are optional their number cannot be bounded, and need not be if there are no others.
+    is_open = schema.get("additionalProperties") is not False or "patternProperties" in schema
+    return {"maxProperties": len(required) + 2} if is_open and set(known) <= set(required) else {}
+
+
+_BOUNDS = {
+    "string": _bounds_of_string,
+    "integer": _bounds_of_integer,
+    "number": _bounds_of_number,
+    "array": _bounds_of_array,
+    "object": _bounds_of_object,
+}
