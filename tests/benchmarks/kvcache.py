@@ -12,11 +12,12 @@ extract  copy one row out as a single cache
 
 "rows" is the same through `RowBatch`, as Headrace's own models take it; the others go through mlx-lm's protocol.
 
-With --parts, what the operations consist of, each evaluated apart, through mlx-lm's protocol:
+With --parts, what the operations consist of, each evaluated apart:
 
 mask, write, attend   the three parts of an update, after a row has joined, so that ends differ
+write rows, see rows  the two parts of an update of `RowBatch`; mlx-lm's mask and attention are one there
 merge, first update   the two parts of a join of the only row
-extract, then append  a copy of one row, and the first position appended to it
+extract, then append  a copy of one row, and the first position appended to it; also of a row of `RowBatch`
 """
 
 import argparse
@@ -142,6 +143,40 @@ def update_parts(case):
     return {"mask": timed(make_mask), "write": timed(write), "attend": timed(attend_to)}
 
 
+def update_row_parts(rows, parts):
+    """Time an update of `RowBatch` beside the parts of mlx-lm's: its writes, then its mask and attention."""
+    slots = rows.joined
+    one, queries = (mx.ones((len(slots), heads, 1, HEAD_DIM)) for heads in (KV_HEADS, HEADS))
+    mx.eval(one, queries)
+    found = {}
+
+    def write():
+        [view] = rows.view(slots, 1)
+        found["seen"] = attend(view, queries, one, one, scale=0.1)
+        mx.eval(rows.arrays)
+
+    times = {
+        "write rows": [timed(write), parts["write"]],
+        "see rows": [timed(lambda: mx.eval(found["seen"])), parts["mask"] + parts["attend"]],
+    }
+    rows.advance(slots, 1)
+    return times
+
+
+def extract_row_parts(rows, parts):
+    """As `extract_parts`, of a row of `RowBatch`."""
+    found = {}
+    one = mx.ones((1, KV_HEADS, 1, HEAD_DIM))
+
+    def extract():
+        [found["cache"]] = rows.extract(0)
+        mx.eval(found["cache"].keys, found["cache"].values)
+
+    times = {"extract rows": [timed(extract), parts["extract"]]}
+    append_one = timed(lambda: mx.eval(found["cache"].update_and_fetch(one, one)))
+    return times | {"then append rows": [append_one, parts["then append"]]}
+
+
 def join_parts(case):
     """Time merging one cache into a batch, and the batch's first update."""
     found = {}
@@ -172,15 +207,22 @@ def extract_parts(case):
 def measure_parts(kind, num_rows, num_tokens, repeats):
     """As `measure`, of the parts of operations."""
     cases = [Case(kind, source, num_rows, num_tokens) for source in ("headrace", "mlx-lm")]
+    rows = row_batch(kind, num_rows, num_tokens, cases[0].joiner)
     times = {}
     for _ in range(repeats + 1):
         for case in cases:
             case.leave()
             case.join()
+        rows.leave(num_rows - 1)
+        join_rows(rows, cases[0].joiner)
+        append_rows(rows)
+        pairs, others = {}, {}
         for parts in (update_parts, extract_parts, *([join_parts] if num_rows == 1 else [])):
             ours, other = (parts(case) for case in cases)
-            for name, time_ms in ours.items():
-                times.setdefault(name, []).append([time_ms, other[name]])
+            pairs |= {name: [time_ms, other[name]] for name, time_ms in ours.items()}
+            others |= other
+        for name, pair in (pairs | update_row_parts(rows, others) | extract_row_parts(rows, others)).items():
+            times.setdefault(name, []).append(pair)
     return {name: summary(pairs[1:]) for name, pairs in times.items()}
 
 
