@@ -8,6 +8,7 @@ own, with a share of the BLAS's threads, and the threads meet once per block, to
 from __future__ import annotations
 
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
@@ -35,7 +36,8 @@ _FEWEST_POSITIONS = 64
 
 def num_shares() -> int:
     """Return into how many shares a window is divided here: one per core that this process may use, at most four."""
-    return min(_MOST_SHARES, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min(_MOST_SHARES, num_cores)
 
 
 class _Meetings:
