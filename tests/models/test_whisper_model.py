@@ -288,6 +288,12 @@ def test_gelu_in_numpy_equals_mlx():
     assert float(mx.abs(gelu_on_host(x + 0) - wanted).max()) < 1e-6
 
 
+def test_gelu_in_numpy_makes_no_denormal_numbers():
+    """Products with them take several times as long."""
+    found = np.abs(np.array(gelu_on_host(mx.linspace(-40, 0, 40_000) + 0)))
+    assert ((found == 0) | (found >= np.finfo(np.float32).tiny)).all()
+
+
 @pytest.mark.parametrize(
     ("num_mels", "places"),
     [
