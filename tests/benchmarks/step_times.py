@@ -2,8 +2,9 @@
 
     uv run --with matplotlib python tests/benchmarks/step_times.py [--rows 1 2 4] [--context 128 512] [--plot FILE.svg]
 
-Every row is a copy of one prefilled cache, so that all rows of a step are equally long. A step is what the engine
-does: one view of the slots, one forward, argmax, one read. The figure is the median of the steps after the first two.
+All rows of a step are equally long, copies of one cache of random keys and values, which take as long as computed
+ones. A step is what the engine does: one view of the slots, one forward, argmax, one read. The figure is the median of
+the steps after the first two.
 """
 
 import argparse
@@ -19,20 +20,23 @@ import mlx.core as mx  # noqa: E402
 from headrace_kvcache import make_row_batch  # noqa: E402
 from headrace_models import load  # noqa: E402
 
-_SLICE = 512
+_FEW_TOKENS = 16
 _SPARE_TOKENS = 64
 
 
-def prefill(model, num_tokens):
-    """Put so many random tokens into the only row of new slots, and return its caches."""
+def filled(model, num_tokens):
+    """Return caches of so many tokens, random beyond the first few."""
     batch = make_row_batch(model.make_cache(), max_rows=1)
-    slot = batch.join(num_tokens=num_tokens)
-    ids = mx.random.randint(300, 30_000, (1, num_tokens), key=mx.random.key(7)).astype(mx.int32)
-    for begin in range(0, num_tokens, _SLICE):
-        part = ids[:, begin : begin + _SLICE]
-        mx.eval(model.forward_hidden(part, batch.view([slot], part.shape[1])))
-        batch.advance([slot], part.shape[1])
-    return batch.extract(slot)
+    slot = batch.join(num_tokens=_FEW_TOKENS)
+    mx.eval(model.forward_hidden(mx.full((1, _FEW_TOKENS), 300, dtype=mx.int32), batch.view([slot], _FEW_TOKENS)))
+    batch.advance([slot], _FEW_TOKENS)
+    return [_grown(cache, num_tokens) for cache in batch.extract(slot)]
+
+
+def _grown(cache, num_tokens):
+    keys, values, _ = cache.state
+    shapes = [(*side.shape[:2], num_tokens, side.shape[3]) for side in (keys, values)]
+    return type(cache).from_state((*(mx.random.normal(shape) for shape in shapes), num_tokens))
 
 
 def measure(model, caches, num_tokens, num_rows, num_steps):
@@ -84,7 +88,7 @@ def main():
     print(f"BLAS: {BLAS.name}; ms per step\ncontext  " + "  ".join(f"{rows:7d}" for rows in args.rows), flush=True)
     found = {}
     for context in args.context:
-        caches = prefill(model, context)
+        caches = filled(model, context)
         found[context] = {rows: measure(model, caches, context, rows, args.steps) for rows in args.rows}
         print(f"{context:7d}  " + "  ".join(f"{ms:7.1f}" for ms in found[context].values()), flush=True)
     if args.plot:
