@@ -18,6 +18,7 @@ from headrace_http_api.middleware import (
     OriginMiddleware,
     RequestIdMiddleware,
 )
+from headrace_http_api.unread_body import UnreadBodyMiddleware
 
 __all__ = ["assemble"]
 
@@ -29,6 +30,7 @@ def assemble(routes: Sequence[BaseRoute], config: ApiConfig | None = None) -> St
         routes=routes,
         exception_handlers={HTTPException: _http_error},
         middleware=[
+            Middleware(UnreadBodyMiddleware),
             Middleware(RequestIdMiddleware),
             Middleware(OriginMiddleware, config),
             Middleware(ErrorMiddleware),
