@@ -11,6 +11,7 @@ from headrace_chat_server.settings import SamplingSettings
 from headrace_chat_server.text_side import TextSide, merge_defaults
 from headrace_http_api import ModelNotFound, ModelUnavailable, SamplingDefaults
 from headrace_models.config import GenerationDefaults
+from headrace_scheduling.errors import EngineGone
 from headrace_scheduling.messages import EngineInfo, EngineStatus
 
 INFO = EngineInfo(
@@ -66,6 +67,15 @@ async def test_other_names_are_not_found(name):
     """Nothing is guessed: a name is served or it is not."""
     with pytest.raises(ModelNotFound):
         async with make_registry().lease(name):
+            pass
+
+
+@pytest.mark.parametrize("info", [None, INFO])
+async def test_an_engine_that_failed_for_good_is_not_worth_a_second_try(info):
+    """Whether it failed while loading or later, a lease is refused as final."""
+    registry = make_registry(FakeGateway(state="failed", info=info))
+    with pytest.raises(EngineGone, match="failed"):
+        async with registry.lease(None):
             pass
 
 

@@ -14,6 +14,7 @@ from headrace_sampling.errors import InvalidSamplingParams, SamplingError
 from headrace_scheduling.errors import (
     ContextOverBudget,
     EngineFailed,
+    EngineGone,
     EngineUnavailable,
     GatewayClosed,
     QueueFull,
@@ -61,6 +62,7 @@ def test_tree_at_the_top_of_the_module_is_the_real_one(module):
         (QueueFull("full"), 429, "queue_full"),
         (GatewayClosed("draining"), 503, "server_draining"),
         (EngineUnavailable("loading"), 503, "engine_unavailable"),
+        (EngineGone("failed"), 503, "engine_unavailable"),
         (EngineFailed("died"), 500, "engine_failed"),
         (ContextOverBudget(9, 8), 400, "context_length_exceeded"),
         (InvalidSamplingParams("top_p", 2, "a number from 0 to 1"), 400, "invalid_value"),
@@ -69,12 +71,12 @@ def test_tree_at_the_top_of_the_module_is_the_real_one(module):
     ],
 )
 def test_status_code_and_retry(exc, status, code):
-    """Overload and unavailability ask to retry; nothing else does; every body is OpenAI's envelope."""
+    """Overload and unavailability that may pass ask to retry; nothing else does; every body is OpenAI's envelope."""
     reply = reply_to(exc, "r1")
 
     assert (reply.status, reply.body["error"]["code"]) == (status, code)
     assert set(reply.body["error"]) == {"message", "type", "param", "code"}
-    assert ("retry-after" in reply.headers) == (status in (429, 503))
+    assert ("retry-after" in reply.headers) == (status in (429, 503) and type(exc) is not EngineGone)
 
 
 def test_sampling_errors_name_their_field():

@@ -10,6 +10,7 @@ from headrace_scheduling import (
     ContextOverBudget,
     Drain,
     EngineFailed,
+    EngineGone,
     EngineStatus,
     EngineUnavailable,
     Exclusive,
@@ -265,14 +266,17 @@ async def test_an_engine_that_is_not_ready_is_unavailable():
     port.become_ready()
     placement = gateway.place(RequestShape(num_prompt_tokens=1))
     port.publish(StepEvents(status=EngineStatus(state="restarting", detail="killed")))
-    with pytest.raises(EngineUnavailable, match="restarting: killed"):
+    with pytest.raises(EngineUnavailable, match="restarting: killed") as passing:
         gateway.place(RequestShape(num_prompt_tokens=1))
     with pytest.raises(EngineUnavailable, match="restarting: killed"):
         await gateway.run(placement, GenerationRequest(prompt_ids=(1,)))
+    assert not isinstance(passing.value, EngineGone)
     assert not gateway.stats().accepting
     port.publish(StepEvents(status=EngineStatus(state="failed", detail="gone")))
-    with pytest.raises(EngineUnavailable, match="failed: gone"):
+    with pytest.raises(EngineGone, match="failed: gone"):
         await gateway.wait_ready()
+    with pytest.raises(EngineGone, match="failed: gone"):
+        gateway.place(RequestShape(num_prompt_tokens=1))
 
 
 async def test_stats_follow_the_last_published_status_at_once():

@@ -77,6 +77,8 @@ class SingleModelRegistry:
     def _served(self) -> ServedModel:
         stats = self.gateway.stats()
         info = stats.info
+        if stats.status.state == "failed":
+            raise stats.status.refusal()
         if info is None or self._text_side is None:
             raise ModelUnavailable(f"the model {self.name!r} is {stats.status.state}; try again in a few seconds")
         return ServedModel(

@@ -53,6 +53,7 @@ ERROR_RULES: Mapping[str, ErrorRule] = {
     "headrace_scheduling.GatewayClosed": ErrorRule(503, "server_error", "server_draining", 5),
     "headrace_scheduling.QueueFull": ErrorRule(429, "rate_limit_error", "queue_full", 1),
     "headrace_scheduling.EngineUnavailable": ErrorRule(503, "server_error", "engine_unavailable", 5),
+    "headrace_scheduling.EngineGone": ErrorRule(503, "server_error", "engine_unavailable"),
     "headrace_scheduling.EngineFailed": ErrorRule(500, "server_error", "engine_failed"),
     "headrace_scheduling.DeadlineExceeded": ErrorRule(504, "server_error", "deadline_exceeded"),
     "headrace_scheduling.ContextOverBudget": ErrorRule(400, _REQUEST, "context_length_exceeded"),

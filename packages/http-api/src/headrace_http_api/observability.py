@@ -122,7 +122,9 @@ def routes(services: ApiServices) -> Sequence[BaseRoute]:
         body = {"ready": readiness.ready, "status": readiness.status, "detail": readiness.detail}
         if readiness.ready:
             return JSONResponse(body)
-        return JSONResponse(body, status_code=503, headers={"retry-after": str(RETRY_AFTER_S)})
+        # What has failed stays so until somebody starts the server again.
+        headers = {} if readiness.status == "failed" else {"retry-after": str(RETRY_AFTER_S)}
+        return JSONResponse(body, status_code=503, headers=headers)
 
     async def stats(_request: Request) -> JSONResponse:
         return JSONResponse(stats_body(services))

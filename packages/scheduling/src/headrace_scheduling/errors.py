@@ -4,6 +4,7 @@ SchedulingError(Exception)
 ├── GatewayClosed        server: draining or stopped; the caller may try another server
 ├── QueueFull            caller: too much outstanding; try again later
 ├── EngineUnavailable    server: the engine is loading or restarting; try again later
+│   └── EngineGone       server: it failed for good or was stopped; trying again does not help
 ├── EngineFailed         server: the engine died or a forward step raised while this request ran
 ├── ContextOverBudget    caller: the prompt can never fit (ValueError)
 ├── DeadlineExceeded     caller: the request's own time was over before it ended
@@ -26,6 +27,10 @@ class QueueFull(SchedulingError):
 
 class EngineUnavailable(SchedulingError):
     """The engine is still loading, or restarting after a failure."""
+
+
+class EngineGone(EngineUnavailable):
+    """The engine failed for good, or was stopped: somebody has to start the server again."""
 
 
 class EngineFailed(SchedulingError):

@@ -256,6 +256,5 @@ class GenerationGateway:
     def _require_ready(self) -> EngineInfo:
         status, info = self._port.status, self._port.info
         if info is None or status.state != "ready":
-            detail = f": {status.detail}" if status.detail else ""
-            raise EngineUnavailable(f"the engine is {status.state}{detail}")
+            raise status.refusal()
         return info

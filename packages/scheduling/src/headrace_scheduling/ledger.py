@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from headrace_scheduling.errors import EngineUnavailable
 from headrace_scheduling.events import Cancelled
 from headrace_scheduling.messages import (
     Drain,
@@ -80,7 +79,7 @@ class PortLedger:
         with self._lock:
             if isinstance(message, (Submit, Exclusive, Prepare)):
                 if self._status.state != "ready":
-                    raise EngineUnavailable(_why_not(self._status))
+                    raise self._status.refusal()
                 if isinstance(message, Submit):
                     choices = range(message.request.options.num_choices)
                     self._requests.update(RowId(message.request_id, choice) for choice in choices)
@@ -142,8 +141,3 @@ class PortLedger:
     def _emit(self, events: StepEvents) -> None:
         if self._on_events is not None:
             self._on_events(events)
-
-
-def _why_not(status: EngineStatus) -> str:
-    detail = f": {status.detail}" if status.detail else ""
-    return f"the engine is {status.state}{detail}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from attrs import evolve, frozen
 
 from headrace_scheduling.config import DEFAULT_PROMPT_CACHE_BYTES, EngineConfig, OperationHandler
-from headrace_scheduling.errors import EngineFailed, EngineUnavailable
+from headrace_scheduling.errors import EngineFailed
 from headrace_scheduling.events import Finished
 from headrace_scheduling.messages import Cancel, EngineInfo, EngineStatus, OperationResult, Prepare, StepEvents, Submit
 from headrace_scheduling.operations import EncodeTexts, encode_texts
@@ -115,7 +115,7 @@ class Engine:
         """
         info, status = self._port.info, self._port.status
         if info is None or status.state != "ready":
-            raise EngineUnavailable(f"the engine is {status.state}: {status.detail}")
+            raise status.refusal()
         return info
 
     @property
@@ -195,7 +195,7 @@ class Engine:
         status = self._port.status
         if status.state != "ready":
             self._port.close()
-            raise EngineUnavailable(f"the engine is {status.state}: {status.detail}")
+            raise status.refusal()
 
     def _on_events(self, events: StepEvents) -> None:
         with self._changed:

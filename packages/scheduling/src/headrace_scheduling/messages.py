@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import field, frozen
 
+from headrace_scheduling.errors import EngineGone, EngineUnavailable
 from headrace_scheduling.events import RowEnd, TextDelta
 from headrace_scheduling.requests import GenerationRequest
 
@@ -142,6 +143,11 @@ class EngineStatus:
     prefix_bytes: int = 0
     num_restarts: int = 0
     detail: str = ""
+
+    def refusal(self) -> EngineUnavailable:
+        """Make the error of whoever asks for work in this state, unless it is ready."""
+        error = EngineGone if self.state in ("failed", "stopped") else EngineUnavailable
+        return error(f"the engine is {self.state}: {self.detail}" if self.detail else f"the engine is {self.state}")
 
 
 @frozen
