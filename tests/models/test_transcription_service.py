@@ -17,6 +17,7 @@ import pytest
 from attrs import define, field, frozen
 
 from headrace_models.audio import AudioError, AudioTooShort, AudioUnreadable, VoiceDetectorMissing, read_audio
+from headrace_models.errors import SourceError
 from headrace_models.transcription import (
     Samples,
     SpeechWanted,
@@ -283,17 +284,23 @@ async def test_a_batch_that_fails_ends_its_takes_and_no_others(stub, whisper_noi
     assert stub.num_loads == 1
 
 
-async def test_a_model_that_cannot_be_loaded_is_tried_again(stub, whisper_noise):
-    """The takes that waited for it are told why; so is who preloads."""
-    stub.load_faults += [OSError("no such disk"), OSError("no such disk")]
+async def test_a_model_that_cannot_be_loaded_is_tried_again(stub, whisper_noise, caplog):
+    """The takes that waited for it are told, and so is who preloads: our own words, or what kind of fault it was."""
+    caplog.set_level("ERROR")
+    stub.load_faults += [SourceError("no weights here"), OSError("disk of weights")]
     async with served(stub) as service:
         takes = [service.transcribe(pcm(whisper_noise(1))) for _ in range(2)]
         found = await asyncio.gather(*takes, return_exceptions=True)
         assert TranscriptionUnavailable in map(type, found)
+        assert all(
+            "weights here" in str(each) or "OSError" in str(each) for each in found if isinstance(each, Exception)
+        )
         while stub.load_faults:
-            with pytest.raises(TranscriptionUnavailable, match="no such disk"):
+            with pytest.raises(TranscriptionUnavailable, match=r"cannot be loaded: OSError$"):
                 await service.load()
         assert (await service.transcribe(pcm(whisper_noise(1)))).transcript.text == "word"
+    # Only the operator reads where it was looked for.
+    assert "disk of weights" in caplog.text
 
 
 async def test_a_full_queue_refuses(stub, whisper_noise):

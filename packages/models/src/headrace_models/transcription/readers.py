@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from attrs import define, evolve, field, frozen
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from headrace_models.audio.limits import AudioLimits
     from headrace_models.transcription.messages import Event, Feed, ReadAudio
+
+    _Asked = TypeVar("_Asked")
 
 __all__ = ["HeardTake", "Readers"]
 
@@ -45,11 +47,13 @@ class Readers:
         limits: of each file.
         hand_over: takes what was read, when a take can be transcribed; must not call a method of this.
         publish: takes what is to be told to the service; the same holds.
+        fail: takes what one of the two raised: what it was given is lost, and somebody would wait for it without end.
     """
 
     limits: AudioLimits
     hand_over: Callable[[HeardTake], None]
     publish: Callable[[Event], None]
+    fail: Callable[[Exception], None]
     _lock: threading.Lock = field(factory=threading.Lock)
     _unread: deque[StartTake] = field(factory=deque[StartTake])
     _reading: set[int] = field(factory=set[int])
@@ -88,11 +92,11 @@ class Readers:
 
     def read(self, message: ReadAudio) -> None:
         """Read a file for its samples."""
-        self._files.submit(self._read, message)
+        self._files.submit(self._guard, self._read, message)
 
     def feed(self, message: Feed) -> None:
         """Listen to a stream's next samples."""
-        self._streams.submit(self._feed, message)
+        self._streams.submit(self._guard, self._feed, message)
 
     def drop(self, detector_id: int) -> None:
         """Forget a stream."""
@@ -109,7 +113,13 @@ class Readers:
         while self._unread and len(self._reading) < _READ_AT_ONCE and self._held_s < _MOST_HELD_S:
             request = self._unread.popleft()
             self._reading.add(request.request_id)
-            self._files.submit(self._hear, request)
+            self._files.submit(self._guard, self._hear, request)
+
+    def _guard(self, work: Callable[[_Asked], None], asked: _Asked) -> None:
+        try:
+            work(asked)
+        except Exception as error:  # noqa: BLE001 - an executor would keep it to itself
+            self.fail(error)
 
     def _hear(self, request: StartTake) -> None:
         found: Heard | ErrorData

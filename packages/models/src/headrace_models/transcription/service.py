@@ -313,7 +313,9 @@ class TranscriptionService:
         try:
             self._supervisor.send(message)
         except OSError as error:
-            raise TranscriptionUnavailable(f"the process that runs the model cannot be started: {error}") from error
+            # Without the path that it may be about.
+            reason = error.strerror or type(error).__name__
+            raise TranscriptionUnavailable(f"the process that runs the model cannot be started: {reason}") from error
 
     def _consider_unloading(self) -> None:
         """Let the worker go if nothing needs it: now, or when it has been so for long enough."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field
 
+from headrace_models.errors import ModelError
 from headrace_models.transcription.errors import ErrorData, TranscriptionUnavailable
 from headrace_models.transcription.hearing import Heard, moved
 from headrace_models.transcription.messages import (
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from headrace_models.whisper.results import Segment
     from headrace_models.whisper.transcribing import TakeEvent
 
-    _Inner = HeardTake | CancelTake | LoadModel | Stop
+    _Inner = HeardTake | CancelTake | LoadModel | Stop | Exception
 
 __all__ = ["Worker"]
 
@@ -83,7 +84,7 @@ class Worker:
     _readers: Readers = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._readers = Readers(self.config.limits, self._inbox.put, self.publish)
+        self._readers = Readers(self.config.limits, self._inbox.put, self.publish, fail=self._inbox.put)
 
     def put(self, message: Message) -> None:
         """Take a message: reading begins at once, the rest at the next step's boundary."""
@@ -133,6 +134,9 @@ class Worker:
                 self._cancel(request_id)
             case LoadModel():
                 self._load()
+            case Exception():
+                # A reader could not tell what it found: the end of this worker tells everybody.
+                raise message
             case Stop():
                 return False
         return True
@@ -176,8 +180,10 @@ class Worker:
         try:
             self._backend = self.config.loader()
         except Exception as error:  # noqa: BLE001 - a loader may raise anything
-            _log_fault("the model could not be loaded", error)
-            told = ErrorData.of(TranscriptionUnavailable(f"the model cannot be loaded: {error}"))
+            # Clients read what we wrote; what a library says may name the operator's files, and is for the log.
+            _log_fault(f"the model could not be loaded ({error}),", error)
+            reason = str(error) if isinstance(error, ModelError) else type(error).__name__
+            told = ErrorData.of(TranscriptionUnavailable(f"the model cannot be loaded: {reason}"))
             self.publish(NotLoaded(told))
             while self._ready:
                 take = self._ready.popleft()
