@@ -24,7 +24,6 @@ ENDLESS = (
     "uri",
     "anchors",
     "lower bound",
-    "duration",
 )
 URL = "/chat/completions"
 

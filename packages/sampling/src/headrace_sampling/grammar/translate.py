@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from headrace_sampling.errors import InvalidGrammar
 from headrace_sampling.grammar.number_rules import bound_numbers
 from headrace_sampling.grammar.schema_rules import check_schema, objects_of
+from headrace_sampling.grammar.text_rules import bound_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,7 +94,7 @@ def _schema_of(spec: GrammarSpec) -> Mapping[str, object]:
 
 
 def _checked(schema: object, *, compact: bool = False) -> Mapping[str, object]:
-    """Return a schema with the compiler's options, and its numbers brought to what the compiler counts exactly."""
+    """Return a schema with the compiler's options; its numbers are counted exactly, and its texts have an end."""
     if schema is False:
         raise InvalidGrammar("json_schema", "the schema false allows nothing", "send a schema that some value meets")
     fields = {} if schema is True else cast("dict[str, object]", schema)
@@ -101,6 +102,7 @@ def _checked(schema: object, *, compact: bool = False) -> Mapping[str, object]:
         raise InvalidGrammar("json_schema", f"{_OPTIONS} is no keyword of JSON Schema", "take it out")
     check_schema(fields)
     bound_numbers(objects_of(fields))
+    bound_texts(objects_of(fields))
     space = {"whitespace_flexible": False} if compact else {"whitespace_pattern": _WHITE_SPACE}
     return {_OPTIONS: {**_JSON_OPTIONS, **space}, **fields}
 
