@@ -3,7 +3,7 @@
     uv run python tests/benchmarks/whisper_speed.py [--cases one long eight] [--rounds 3] [--model whisper-base]
 
 `one` is 37 seconds of real speech with defaults; `long` five minutes and more without conditioning on previous text;
-`eight` eight files of about 25 seconds with defaults, which Headrace decodes as one batch. All take the same weights in
+`eight` eight files of about 33 seconds with defaults, which Headrace decodes as one batch. All take the same weights in
 float32 and are greedy; mlx-whisper gets the same BLAS. Each system loads once, in a process of its own, hears
 `one` once unmeasured, and then a case once a round; the order turns round, and ratios are of the same round. A system
 whose words differ from Headrace's by more than a tenth is not compared, because it did other work. "Decoding" is
