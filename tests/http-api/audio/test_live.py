@@ -96,6 +96,32 @@ def test_stable_text_only_grows_and_everything_is_said_once(make_reading, has_de
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("ending", "longest_s"), [("", 12.5), (".", 8.0)])
+async def test_speech_without_pauses_is_heard_in_short_pieces(make_transcriber, make_reading, ending, longest_s):
+    """It is cut behind a sentence, or after a while behind any word; nothing is lost or said twice."""
+    plain = make_reading().answer
+
+    def answer(pcm, options):
+        segments = plain(pcm, options)
+        return [
+            evolve(
+                segment,
+                words=tuple(
+                    evolve(word, text=word.text + (ending if int(word.text) % 4 == 0 else "")) for word in segment.words
+                ),
+            )
+            for segment in segments
+        ]
+
+    transcriber = make_transcriber(answer=answer)
+    session = LiveTranscription(transcriber, TranscriptionOptions(), None)
+    await spoken_to(session, [numbered(number) for number in range(1, 61)])
+    await session.finish()
+    assert max(pcm.duration_s for pcm, _ in transcriber.submitted) <= longest_s
+    said = "".join(final.text for final in session.finals).replace(".", "")
+    assert said.split() == [str(number) for number in range(1, 61)]
+
+
 async def test_words_are_stable_one_hypothesis_later(reading):
     """Of half a second each: a word is told as tentative at once, and stable when the next hypothesis has it."""
     session = LiveTranscription(reading, TranscriptionOptions(), None)
@@ -178,6 +204,33 @@ async def test_live_session_from_start_to_done(connect, reading, serves, encodin
     assert reading.submitted[0][1].word_timestamps
     assert reading.num_held == 0
     assert all(take.is_closed for take in reading.takes)
+
+
+async def test_what_comes_while_speech_is_looked_for_is_taken_together(connect, reading, serves, monkeypatch):
+    """A slow detector does not put the session behind by its time for each message; nothing is lost."""
+    detector, gate, fed = reading.new_speech_detector(), asyncio.Event(), []
+
+    class Slow:
+        async def feed(self, pcm):
+            fed.append(pcm.duration_s)
+            await gate.wait()
+            return await detector.feed(pcm)
+
+    monkeypatch.setattr(type(reading), "new_speech_detector", lambda _: Slow())
+    async with connect(services=serves(reading)) as socket:
+        await socket.send('{"type": "start"}')
+        await socket.recv()
+        for number in range(1, 11):
+            await socket.send(numbered(number))
+        await socket.send('{"type": "finish"}')
+        while not fed:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await asyncio.wait_for(await socket.ping(), 10)
+        gate.set()
+        messages = await heard(socket)
+    assert sum(fed) == 5.0
+    assert len(fed) <= 3
+    assert messages[-1]["text"] == "1 2 3 4 5 6 7 8 9 10"
 
 
 async def test_finals_carry_words(connect, reading, serves):

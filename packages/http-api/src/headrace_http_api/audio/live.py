@@ -16,8 +16,10 @@ __all__ = ["Final", "LiveOptions", "LiveTranscription", "Partial"]
 SHORTEST_S = 0.1
 # Kept of silence, before what may be speech.
 LEAD_S = 0.5
-# An utterance that goes on is cut after so long where a sentence has ended, or anyhow before a window is full.
-SENTENCE_S = 12.0
+# An utterance that goes on is cut after so long where a sentence has ended, later behind any stable word: what is heard
+# again and again takes longer the more is said in it. At last it is cut anyhow, before a window is full.
+SENTENCE_S = 6.0
+WORD_S = 12.0
 LONGEST_S = 24.0
 # A cut leaves at least so much to hear again.
 SHORTEST_REST_S = 1.0
@@ -176,7 +178,7 @@ class LiveTranscription:
         if length_s >= LONGEST_S and not stable:
             # It does not even agree with itself: nothing is gained by hearing it again.
             return self._conclude(self._agreement.tentative, until_s)
-        if length_s < SENTENCE_S or not (ends or length_s >= LONGEST_S):
+        if length_s < SENTENCE_S or not (ends or (stable and length_s >= WORD_S)):
             return []
         count = ends[-1] if ends else len(stable)
         cut_s = stable[count - 1].end_s
