@@ -4,15 +4,11 @@
 
 All take the same weights in float32, English, greedy without a second temperature, everything else as it is by
 default. The others run by `tests/oracles/texts_*.py`, each in an environment of its own that uv makes.
-
-Texts are compared as words: lower case, no punctuation, hyphens part words, numbers are spelt, "Mr." is "mister". The
-number of wrong words is the least number of replaced, missing and added ones.
 """
 
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -25,6 +21,7 @@ enable_fast_blas()
 import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from speech_clips import Clip, all_clips  # noqa: E402
+from spoken_words import words_of, wrong_words  # noqa: E402
 
 from headrace_models.row_blocks import StoredTensor  # noqa: E402
 from headrace_models.whisper import TranscribeOptions, load_whisper, resolve_whisper, transcribe  # noqa: E402
@@ -32,64 +29,6 @@ from headrace_models.whisper.checkpoint import open_whisper_checkpoint  # noqa: 
 
 ORACLES = Path(__file__).parent.parent / "oracles"
 SYSTEMS = ("headrace", "mlx-whisper", "faster-whisper")
-
-# ---- words ----------------------------------------------------------------------------------------------------------
-
-UNITS = (
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-)
-TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-SPELLINGS = {"mr": "mister", "mrs": "missus", "dr": "doctor", "st": "saint", "gray": "grey", "harbor": "harbour"}
-
-
-def spelt(number: int) -> str:
-    """Return a number up to 9999 in words."""
-    if number < 20:
-        return UNITS[number]
-    if number < 100:
-        return TENS[number // 10 - 2] + (f" {UNITS[number % 10]}" if number % 10 else "")
-    unit, name = (100, "hundred") if number < 1000 else (1000, "thousand")
-    return f"{spelt(number // unit)} {name}" + (f" {spelt(number % unit)}" if number % unit else "")
-
-
-def words_of(text: str) -> list[str]:
-    """Return what is compared."""
-    text = re.sub(r"['\u2019]", "", text.lower())
-    text = re.sub(r"\d{1,4}", lambda found: f" {spelt(int(found[0]))} ", text)
-    return [SPELLINGS.get(word, word) for word in re.findall(r"[a-z0-9]+", text)]
-
-
-def wrong_words(said: list[str], heard: list[str]) -> int:
-    """Return the least number of words to replace, leave out and add."""
-    row = list(range(len(heard) + 1))
-    for place, word in enumerate(said, start=1):
-        previous, row[0] = row[0], place
-        for column, other in enumerate(heard, start=1):
-            previous, row[column] = (
-                row[column],
-                min(row[column] + 1, row[column - 1] + 1, previous + (word != other)),
-            )
-    return row[-1]
-
 
 # ---- systems --------------------------------------------------------------------------------------------------------
 
