@@ -206,33 +206,6 @@ async def test_live_session_from_start_to_done(connect, reading, serves, encodin
     assert all(take.is_closed for take in reading.takes)
 
 
-async def test_what_comes_while_speech_is_looked_for_is_taken_together(connect, reading, serves, monkeypatch):
-    """A slow detector does not put the session behind by its time for each message; nothing is lost."""
-    detector, gate, fed = reading.new_speech_detector(), asyncio.Event(), []
-
-    class Slow:
-        async def feed(self, pcm):
-            fed.append(pcm.duration_s)
-            await gate.wait()
-            return await detector.feed(pcm)
-
-    monkeypatch.setattr(type(reading), "new_speech_detector", lambda _: Slow())
-    async with connect(services=serves(reading)) as socket:
-        await socket.send('{"type": "start"}')
-        await socket.recv()
-        for number in range(1, 11):
-            await socket.send(numbered(number))
-        await socket.send('{"type": "finish"}')
-        while not fed:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        await asyncio.wait_for(await socket.ping(), 10)
-        gate.set()
-        messages = await heard(socket)
-    assert sum(fed) == 5.0
-    assert len(fed) <= 3
-    assert messages[-1]["text"] == "1 2 3 4 5 6 7 8 9 10"
-
-
 async def test_finals_carry_words(connect, reading, serves):
     """And the whole text is that of all finals."""
     async with connect(services=serves(reading)) as socket:

@@ -18,7 +18,7 @@ from headrace_http_api.audio.live_fields import LiveFields, read_live_fields
 from headrace_http_api.audio.services import AudioServices
 from headrace_http_api.audio.session import new_tracker
 from headrace_http_api.audio.speech import SpeechTracker
-from headrace_http_api.audio_ports import Pcm, Transcriber
+from headrace_http_api.audio_ports import Transcriber
 from headrace_http_api.error_table import reply_to, rule_of
 from headrace_http_api.errors import InvalidRequest, SessionClosed
 from headrace_http_api.json_body import parse_object, shown
@@ -33,7 +33,6 @@ SUBPROTOCOL = "headrace-live"
 MAX_MESSAGE_BYTES = 2**20
 # Audio that waits beyond this stays in the socket, so that the client feels it.
 MAX_BACKLOG_S = 30.0
-MAX_WAITING_MESSAGES = 16
 
 _CLIENT_FAULT, _SERVER_FAULT, _NORMAL = 1008, 1011, 1000
 _OWN_NAMES = frozenset({"type", "encoding", "sample_rate", "task", "interval_ms", "pause_ms"})
@@ -124,54 +123,17 @@ class _Conversation:
             await asyncio.gather(listening, speaking, return_exceptions=True)
 
     async def _listen(self, session: LiveTranscription, fields: LiveFields) -> None:
-        waiting = asyncio.Queue[Mapping[str, Any]](MAX_WAITING_MESSAGES)
-        receiving = asyncio.ensure_future(self._receive_into(waiting))
-        try:
-            while True:
-                while session.backlog_s > MAX_BACKLOG_S:
-                    self._changed.clear()
-                    await self._changed.wait()
-                pcm, is_last = await self._next_samples(waiting, receiving, fields)
-                if pcm.data:
-                    await session.hear(pcm)
-                    self._changed.set()
-                if is_last:
-                    return
-        finally:
-            receiving.cancel()
-            await asyncio.gather(receiving, return_exceptions=True)
-
-    async def _receive_into(self, waiting: asyncio.Queue[Mapping[str, Any]]) -> None:
-        """Receive up to the first message that is no audio."""
-        message: Mapping[str, Any] = {"bytes": b""}
-        while message.get("bytes") is not None:
+        while True:
+            while session.backlog_s > MAX_BACKLOG_S:
+                self._changed.clear()
+                await self._changed.wait()
             message = await self._receive()
-            await waiting.put(message)
-
-    async def _next_samples(
-        self, waiting: asyncio.Queue[Mapping[str, Any]], receiving: asyncio.Future[None], fields: LiveFields
-    ) -> tuple[Pcm, bool]:
-        """Wait for audio, and return all that is there.
-
-        While the model computes, looking for speech in each short message by itself may take longer than it lasts.
-
-        Returns:
-            The samples, and whether the client has finished.
-        """
-        getting = asyncio.ensure_future(waiting.get())
-        try:
-            await asyncio.wait({getting, receiving}, return_when=asyncio.FIRST_COMPLETED)
-            if not getting.done():
-                receiving.result()
-            messages = [await getting]
-        finally:
-            getting.cancel()
-        while not waiting.empty():
-            messages.append(waiting.get_nowait())
-        is_last = messages[-1].get("bytes") is None
-        if is_last:
-            _control(messages.pop(), "finish")
-        return Pcm(b"".join(fields.decode(message["bytes"]).data for message in messages)), is_last
+            data = message.get("bytes")
+            if data is None:
+                _control(message, "finish")
+                return
+            await session.hear(fields.decode(data))
+            self._changed.set()
 
     async def _speak(self, session: LiveTranscription) -> None:
         while True:
