@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from headrace_models import SourceError
 from headrace_transcription_server import TranscriptionSettings, composition, create_transcription_server
 from headrace_transcription_server.errors import AddressUnusable, ModelUnavailable
 from headrace_transcription_server.page import PAGE_HEADERS
@@ -154,7 +155,7 @@ async def test_preloading_comes_before_listening_and_its_failure_ends_the_start(
     """The model is there when the server is; if it cannot be loaded, there is no server."""
 
     def broken():
-        raise OSError("the weights are cut short")
+        raise SourceError("the weights are cut short")
 
     options = TranscriptionSettings(port=0, preload=True)
     server, service = await create_transcription_server(options, loader=parrot, model_id="p", transport="thread")
