@@ -65,6 +65,15 @@ def test_bounds_in_lark_are_held_like_those_of_a_schema(compiler, write):
     assert row.is_satisfied
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
+@pytest.mark.parametrize("keyword", ["multipleOf", "minimum", "const"])
+def test_numbers_without_an_end_are_refused_in_lark(number, keyword):
+    """Law: what is no finite number is refused where it stands, at once."""
+    with pytest.raises(InvalidGrammar) as caught:
+        check_grammar(GrammarSpec.lark(f'start: %json {{"{keyword}": {number}}}'))
+    assert caught.value.field == "lark"
+
+
 def test_white_space_in_lark_ends(compiler, write, open_ids):
     """Law: a schema in a Lark grammar has the white space of a schema alone: one space, or an indented line."""
     spec = GrammarSpec.lark('start: "=" %json {"type": "array", "items": {"type": "integer"}}')

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, cast
 from headrace_sampling.errors import InvalidGrammar
 from headrace_sampling.grammar.number_rules import bound_numbers
 from headrace_sampling.grammar.schema_rules import check_schema, objects_of
+from headrace_sampling.grammar.spec import GrammarSpec
 from headrace_sampling.grammar.text_rules import bound_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace_sampling.grammar.spec import GrammarSpec, GrammarTag
+    from headrace_sampling.grammar.spec import GrammarTag
 
 # What people write, and no more: a model may repeat white space for as long as it is let.
 _WHITE_SPACE = r"[\x20\x09]|(\x0D?\x0A){1,2}[\x20\x09]{0,24}"
@@ -79,7 +80,7 @@ def _with_checked_schemas(lark: str) -> str:
         if piece[0].startswith("%json"):
             try:
                 schema, end = json.JSONDecoder().raw_decode(lark, end)
-                written.append(json.dumps(_checked(schema), ensure_ascii=False))
+                written.append(json.dumps(_schema_of(GrammarSpec.json_schema(schema)), ensure_ascii=False))
             except InvalidGrammar as error:
                 raise InvalidGrammar("lark", error.reason, error.remedy) from None
             except (ValueError, RecursionError):
@@ -90,11 +91,8 @@ def _with_checked_schemas(lark: str) -> str:
 
 
 def _schema_of(spec: GrammarSpec) -> Mapping[str, object]:
-    return _checked({"type": "object"} if spec.kind == "json_object" else json.loads(spec.text), compact=spec.compact)
-
-
-def _checked(schema: object, *, compact: bool = False) -> Mapping[str, object]:
     """Return a schema with the compiler's options; its numbers are counted exactly, and its texts have an end."""
+    schema: object = {"type": "object"} if spec.kind == "json_object" else json.loads(spec.text)
     if schema is False:
         raise InvalidGrammar("json_schema", "the schema false allows nothing", "send a schema that some value meets")
     fields = {} if schema is True else cast("dict[str, object]", schema)
@@ -103,7 +101,7 @@ def _checked(schema: object, *, compact: bool = False) -> Mapping[str, object]:
     check_schema(fields)
     bound_numbers(objects_of(fields))
     bound_texts(objects_of(fields))
-    space = {"whitespace_flexible": False} if compact else {"whitespace_pattern": _WHITE_SPACE}
+    space = {"whitespace_flexible": False} if spec.compact else {"whitespace_pattern": _WHITE_SPACE}
     return {_OPTIONS: {**_JSON_OPTIONS, **space}, **fields}
 
 
