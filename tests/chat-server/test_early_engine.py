@@ -36,7 +36,7 @@ def test_the_process_is_gone_after_a_command_that_never_came_to_an_engine():
 def test_warming_up_brings_all_that_a_loaded_model_runs_with():
     """Law: after `warm_up`, loading and the runner import nothing of MLX or Headrace's array code anew."""
     script = (
-        "import sys; from headrace_chat_server.early_engine import warm_up; warm_up();"
+        "import sys; from headrace_chat_server.engine_loader import warm_up; warm_up();"
         "print(sorted(name for name in sys.modules if name in "
         "('mlx.core', 'headrace_models.building', 'headrace_models.weights', 'headrace_scheduling.runner')))"
     )

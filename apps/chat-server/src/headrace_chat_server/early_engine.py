@@ -1,9 +1,9 @@
 """The engine's process, started first of all: it imports MLX while this one reads settings and finds the model."""
 
 from contextlib import contextmanager
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from headrace_chat_server.engine_loader import warm_up
 from headrace_chat_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -11,18 +11,7 @@ if TYPE_CHECKING:
 
     from headrace_scheduling.spawning import SpawnedProcess
 
-__all__ = ["early_engine", "warm_up"]
-
-# What the loader calls and what runs steps.
-_NEEDED = (
-    "headrace_chat_server.engine_loader",
-    "headrace_http_api.parsing.selection",
-    "headrace_models.loading",
-    "headrace_models.building",
-    "headrace_models.weights",
-    "headrace_scheduling.runner",
-    "tokenizers",
-)
+__all__ = ["early_engine"]
 
 
 @contextmanager
@@ -38,14 +27,3 @@ def early_engine(settings: Settings) -> "Generator[SpawnedProcess | None]":
         yield spawned
     finally:
         spawned.discard()
-
-
-def warm_up() -> None:
-    """Import what loading and running a model takes, after a fast BLAS; runs in the engine's process."""
-    from headrace_models import enable_fast_blas, interleave_streams
-
-    # Only before the first import of mlx can its BLAS symbols be replaced.
-    enable_fast_blas()
-    interleave_streams()
-    for name in _NEEDED:
-        import_module(name)

@@ -1,5 +1,6 @@
 """What the engine's process calls to load the model."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +11,17 @@ from headrace_chat_server.settings import Dtype
 if TYPE_CHECKING:
     from headrace_models import Codec, LoadedModel
 
-__all__ = ["EngineLoader"]
+__all__ = ["EngineLoader", "warm_up"]
+
+# What the loader calls and what runs steps.
+_NEEDED = (
+    "headrace_http_api.parsing.selection",
+    "headrace_models.loading",
+    "headrace_models.building",
+    "headrace_models.weights",
+    "headrace_scheduling.runner",
+    "tokenizers",
+)
 
 
 @frozen(kw_only=True)
@@ -28,16 +39,23 @@ class EngineLoader:
         Raises:
             ModelError: when the model cannot be loaded.
         """
-        from headrace_models import enable_fast_blas, interleave_streams
-
-        # Only before the first import of mlx can its BLAS symbols be replaced.
-        enable_fast_blas()
-        interleave_streams()
+        warm_up()
         from headrace_models import ModelSource, load
 
         loaded = load(ModelSource(name=self.name, path=self.path, format=self.format), dtype=self.dtype)
         _show_markers(loaded.codec)
         return loaded
+
+
+def warm_up() -> None:
+    """Put a fast BLAS into the process, then import what loading and running a model takes. Idempotent."""
+    from headrace_models import enable_fast_blas, interleave_streams
+
+    # Only before the first import of mlx can its BLAS symbols be replaced.
+    enable_fast_blas()
+    interleave_streams()
+    for name in _NEEDED:
+        import_module(name)
 
 
 def _show_markers(codec: "Codec") -> None:

@@ -37,7 +37,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     _is_in_head = False
     _num_head_bytes = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self.app_state = {**self.app_state, ABORT_KEY: transport.abort}
 
