@@ -347,12 +347,11 @@ class RecurrentRowBatch:
         slot = self.join(num_tokens=num_tokens)
         row = self._table.row(slot)
         row.end = row.written = row.granted = states[0][1]
-        self._put(
-            _picked([row]),
-            [enumerate(arrays) for arrays, _ in states],
-        )
-        if self._can_replay is None:
-            self._can_replay = False if False in told else (None if None in told else True)
+        self._put(_picked([row]), [enumerate(arrays) for arrays, _ in states])
+        if self._can_replay is None and False in told:
+            self._can_replay = False
+        elif self._can_replay is None and None not in told:
+            self._can_replay = True
         return slot
 
     def convert(self, slot: int) -> None:
