@@ -1,11 +1,10 @@
 """Causal attention by query tiles against MLX's own."""
 
 import mlx.core as mx
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_kvcache.causal import causal_attention, prefers_query_tiles
+from headrace_kvcache.causal import causal_attention
 
 
 @settings(max_examples=40, deadline=None)
@@ -27,9 +26,3 @@ def test_tiles_equal_mlx(num_queries, num_before, heads, batch, magnitude):
     expected = mx.fast.scaled_dot_product_attention(queries, held_keys, held_values, scale=0.3, mask="causal")
 
     assert mx.allclose(causal_attention(queries, held_keys, held_values, scale=0.3), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-def test_only_float32_is_tiled(dtype):
-    """Half-precision queries keep MLX's kernel, which adds up in float32."""
-    assert not prefers_query_tiles(mx.zeros((1, 1, 2, 4), dtype))

@@ -6,9 +6,10 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from headrace_kvcache.causal import causal_attention, prefers_query_tiles
+from headrace_kvcache.causal import causal_attention
 from headrace_kvcache.errors import InvalidGeometry, InvalidLength
 from headrace_kvcache.masks import Mask, causal_mask
+from headrace_kvcache.single_query import single_query_attention
 from headrace_kvcache.tiles import tiled_attention
 
 __all__ = ["AttendingCache", "Mask", "attend", "causal_mask", "masked_attention"]
@@ -81,25 +82,36 @@ def masked_attention(
     sinks: mx.array | None = None,
     softcap: float | None = None,
 ) -> mx.array:
-    """Attend with a given mask; MLX's fused kernel, or tiles for soft-capped scores and for prefill on a CPU.
+    """Attend with a given mask: MLX's fused kernel, forms of our own on a CPU, or tiles for soft-capped scores.
 
     Args:
         queries: `(B, Hq, T, D)`.
         keys: `(B, Hk, L, D)`.
         values: `(B, Hk, L, Dv)`.
         scale: factor of the scores.
-        mask: boolean, broadcast to `(B, Hq, T, L)`; `"causal"` aligns the last query with the last column.
+        mask: boolean, broadcast to `(B, 1, T, L)`; `"causal"` aligns the last query with the last column.
         sinks: `(Hq,)` logits without a value.
         softcap: bound of the scores.
 
     Returns:
         `(B, Hq, T, Dv)`.
     """
-    if isinstance(mask, str) and sinks is None and softcap is None and prefers_query_tiles(queries):
-        return causal_attention(queries, keys, values, scale=scale)
+    if sinks is None and softcap is None and prefers_own_forms(queries):
+        if queries.shape[2] == 1:
+            return single_query_attention(queries, keys, values, scale=scale, mask=mask)
+        if isinstance(mask, str):
+            return causal_attention(queries, keys, values, scale=scale)
     if softcap is None:
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
     return tiled_attention(queries, _PlainTiles(keys, values), scale=scale, mask=mask, sinks=sinks, softcap=softcap)
+
+
+def prefers_own_forms(queries: mx.array) -> bool:
+    """Whether forms that are not MLX's kernel are faster for these queries: in float32 if a CPU is the default device.
+
+    Half-precision queries keep the kernel, which adds up in float32.
+    """
+    return queries.dtype == mx.float32 and mx.default_device() == mx.Device(mx.cpu)
 
 
 class _PlainTiles:

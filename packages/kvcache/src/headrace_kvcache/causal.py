@@ -9,11 +9,6 @@ from headrace_kvcache.masks import causal_mask
 _TILE = 64
 
 
-def prefers_query_tiles(queries: mx.array) -> bool:
-    """Whether `causal_attention` is the faster form for these queries, on the default device."""
-    return queries.dtype == mx.float32 and mx.default_device() == mx.Device(mx.cpu)
-
-
 def causal_attention(queries: mx.array, keys: mx.array, values: mx.array, *, scale: float) -> mx.array:
     """Attend causally, 64 queries at a time and each tile over the columns that it sees.
 

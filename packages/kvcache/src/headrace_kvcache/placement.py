@@ -65,7 +65,6 @@ class Placement:
     """
 
     __slots__ = (
-        "_head_ids",
         "_is_one_slice",
         "_is_row_wise",
         "_scatter",
@@ -110,8 +109,7 @@ class Placement:
             and min(starts) == max(starts)
             and len(columns.segments(starts[0], starts[0] + num_tokens)) == 1
         )
-        self._scatter: tuple[mx.array, mx.array] | None = None
-        self._head_ids: dict[int, mx.array] = {}
+        self._scatter: dict[int, tuple[mx.array, ...]] = {}
 
     @property
     def num_columns(self) -> int:
@@ -148,15 +146,15 @@ class Placement:
                         buffer[seat, :, first:last] = field[row, :, taken : taken + last - first]
                     taken += last - first
 
-    def _scatter_ids(self, num_heads: int) -> tuple[mx.array, mx.array, mx.array]:
-        if self._scatter is None:
+    def _scatter_ids(self, num_heads: int) -> tuple[mx.array, ...]:
+        """Return seats, heads and columns of what is written, `(B, H, T)` each, so that no layer broadcasts them."""
+        found = self._scatter.get(num_heads)
+        if found is None:
             positions = mx.array(self.starts, mx.int32)[:, None, None] + mx.arange(self.num_tokens, dtype=mx.int32)
-            self._scatter = mx.array(self.seats, mx.int32)[:, None, None], self.columns.ids(positions)
-        seat_ids, column_ids = self._scatter
-        head_ids = self._head_ids.get(num_heads)
-        if head_ids is None:
-            head_ids = self._head_ids[num_heads] = mx.arange(num_heads, dtype=mx.int32)[:, None]
-        return seat_ids, head_ids, column_ids
+            seats = mx.array(self.seats, mx.int32)[:, None, None]
+            heads = mx.arange(num_heads, dtype=mx.int32)[:, None]
+            found = self._scatter[num_heads] = tuple(mx.broadcast_arrays(seats, heads, self.columns.ids(positions)))
+        return found
 
 
 def _contiguous(seats: tuple[int, ...]) -> list[tuple[int, int]]:
