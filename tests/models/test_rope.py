@@ -43,19 +43,32 @@ def test_angles_equal_the_fused_kernel(scaling, num_tokens, offset):
 
 @pytest.mark.parametrize("is_traditional", [False, True])
 @pytest.mark.parametrize("head_size", [8, 12])
+@pytest.mark.parametrize("num_tokens", [1, 5])
 @pytest.mark.parametrize("offset", [9, [3, 40]])
 @pytest.mark.parametrize("scaling", [None, YARN])
-def test_pairs_of_neighbours_and_parts_of_heads(is_traditional, head_size, offset, scaling):
+def test_pairs_of_neighbours_and_parts_of_heads(is_traditional, head_size, num_tokens, offset, scaling):
     """Traditional and partial ropes rotate alike in both forms; components past the rotated ones pass unchanged."""
     angles = rope_angles(8, 10000.0, scaling)
-    heads = mx.random.normal((2, 3, 5, head_size), key=mx.random.key(0))
+    heads = mx.random.normal((2, 3, num_tokens, head_size), key=mx.random.key(0))
     where = mx.array(offset, dtype=mx.int32) if isinstance(offset, list) else offset
     rotated = [
-        form.from_angles(angles, is_traditional=is_traditional).at(where, 5, mx.float32)(heads)
+        form.from_angles(angles, is_traditional=is_traditional).at(where, num_tokens, mx.float32)(heads)
         for form in (AngleRope, FusedRope)
     ]
     assert mx.abs(rotated[0] - rotated[1]).max().item() < 2e-5
     assert mx.array_equal(rotated[0][..., 8:], heads[..., 8:]).item()
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 40])
+def test_one_position_is_rotated_as_it_is_among_others(num_rows):
+    """A step of one position rotates as a slice does; many rows, whose matrices would be large, too."""
+    rope = AngleRope.from_angles(rope_angles(64, 10000.0))
+    heads = mx.random.normal((num_rows, 3, 5, 64), key=mx.random.key(0))
+    offsets = mx.arange(num_rows, dtype=mx.int32) * 7
+    together = rope.at(offsets, 5, mx.float32)(heads)
+    for position in range(5):
+        alone = rope.at(offsets + position, 1, mx.float32)(heads[:, :, position : position + 1])
+        assert mx.allclose(alone, together[:, :, position : position + 1], rtol=1e-5, atol=1e-6)
 
 
 def test_yarn_keeps_short_waves_and_divides_long_ones():

@@ -91,21 +91,21 @@ class Attention:
 
     def __call__(self, x: mx.array, cache: Any, rotations: Sequence[Callable[[mx.array], mx.array]]) -> mx.array:
         rows, num_tokens, _ = x.shape
-        num_rotated = self.num_heads + self.num_kv_heads
         qkv = self.qkv(x)
         if self.whole_norm is not None:
             qkv = self.whole_norm(qkv)
-        heads = _split_heads(qkv, num_rotated + self.num_kv_heads * self.has_values)
-        rotated = heads[:, :num_rotated]
+        heads = _split_heads(qkv, self.num_heads + self.num_kv_heads * (1 + self.has_values))
+        rotated, values = self._part_values(heads)
         if self.each_head_norm is not None:
             rotated = self.each_head_norm(rotated)
         if self.rope_index is not None:
             rotated = rotations[self.rope_index](rotated)
+        queries, keys = mx.split(rotated, [self.num_heads], axis=1) if self.num_kv_heads else (rotated, None)
         attended = attend(
             cache,
-            rotated[:, : self.num_heads],
-            rotated[:, self.num_heads :] if self.num_kv_heads else None,
-            self._values(heads) if self.num_kv_heads else None,
+            queries,
+            keys,
+            values,
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,
@@ -114,10 +114,16 @@ class Attention:
             attended = attended.transpose(0, 2, 1, 3)
         return self.out(attended.reshape(rows, num_tokens, -1))
 
-    def _values(self, heads: mx.array) -> mx.array:
-        # The last heads are the values, or the projected keys that stand for them.
-        values = heads[:, -self.num_kv_heads :]
-        return values if self.value_norm_epsilon is None else mx.fast.rms_norm(values, None, self.value_norm_epsilon)
+    def _part_values(self, heads: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Return the heads that are rotated, and the values; None where the cache holds those of another layer."""
+        if not self.num_kv_heads:
+            return heads, None
+        rotated, values = mx.split(heads, [heads.shape[1] - self.num_kv_heads], axis=1)
+        if not self.has_values:
+            rotated = heads  # the projected keys, which are the last heads, stand for the values too
+        if self.value_norm_epsilon is not None:
+            values = mx.fast.rms_norm(values, None, self.value_norm_epsilon)
+        return rotated, values
 
     def arrays(self) -> Iterator[mx.array]:
         """The arrays that hold its weights."""

@@ -11,6 +11,7 @@ from headrace_models.activations import activation_of
 from headrace_models.assembly import Assembly
 from headrace_models.attention import Attention, EachHeadNorm, WholeNorm
 from headrace_models.cpu_layout import fuse_for_cpu, head_for_cpu
+from headrace_models.cpu_norm import norm_for_cpu
 from headrace_models.dense import DenseLayer, DenseModel, Residual
 from headrace_models.feed_forward import FeedForward, PlainFeedForward
 from headrace_models.layers import Embedding, LayerNorm, Linear, Norm, fuse
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from headrace_models.config import ModelConfig
+    from headrace_models.cpu_norm import ProductNorm
     from headrace_models.layer_shapes import LayerShape
     from headrace_models.layers import Projection
     from headrace_models.plan import Plan, RopePlan
@@ -121,11 +123,11 @@ class _Builder:
             layer.output_scale = self.checkpoint.take_vector(f"{prefix}layer_scalar")
         return layer
 
-    def norm(self, path: str) -> Norm | LayerNorm:
+    def norm(self, path: str) -> Norm | ProductNorm | LayerNorm:
         gain, epsilon = self._gain(path), self.config.rms_norm_eps
         if self.plan.family.norm == "layer":
             return LayerNorm(gain, self.checkpoint.take_vector(f"{path}.bias"), epsilon)
-        return Norm(gain, epsilon)
+        return Norm(gain, epsilon) if self.on_gpu else norm_for_cpu(gain, epsilon)
 
     def _residual(self, prefix: str, entry: str | None, exit_: str | None) -> Residual:
         return Residual(

@@ -99,8 +99,10 @@ class GateUpColumns:
         both = x.reshape(1, -1, x.shape[-1]) @ self.matrices
         if self.bias is not None:
             both = both + self.bias
+        # Views, where an index would gather a copy of each.
+        gate, up = mx.split(both, 2)
         shape = (*x.shape[:-1], both.shape[-1])
-        return both[0].reshape(shape), both[1].reshape(shape)
+        return gate.reshape(shape), up.reshape(shape)
 
     def arrays(self) -> Iterator[mx.array]:
         """The arrays that hold its weights."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from headrace_models.attention import Attention
     from headrace_models.config import ModelConfig
+    from headrace_models.cpu_norm import ProductNorm
     from headrace_models.feed_forward import FeedForward, PlainFeedForward
     from headrace_models.layers import Embedding, LayerNorm, Linear, Norm
     from headrace_models.per_layer import PerLayerGate, PerLayerInputs
@@ -31,8 +32,8 @@ __all__ = ["DenseLayer", "DenseModel", "Residual"]
 class Residual:
     """How a block hangs on the residual stream: norms before and after it, and the scale of what it adds."""
 
-    entry: Norm | LayerNorm | None
-    exit: Norm | LayerNorm | None
+    entry: Norm | ProductNorm | LayerNorm | None
+    exit: Norm | ProductNorm | LayerNorm | None
     scale: float | None
 
     def enter(self, x: mx.array) -> mx.array:
@@ -101,7 +102,7 @@ class DenseModel:
     config: ModelConfig
     embedding: Embedding
     layers: list[DenseLayer]
-    norm: Norm | LayerNorm
+    norm: Norm | ProductNorm | LayerNorm
     head: Linear | None
     """None when the embedding is the head."""
     ropes: Sequence[Rope]

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AngleRope", "FusedRope", "Rope"]
 
+# Of the matrices of a step's rows: above, multiplying with their zeros costs more than operations do.
+_MOST_MATRIX_ELEMENTS = 1 << 16
+
 
 class Rope(Protocol):
     """A rotary embedding; `at` is called once per forward, its result once per layer."""
@@ -57,10 +60,10 @@ class AngleRope:
         cosines, sines = cosines.astype(dtype), sines.astype(dtype)
         if self.is_traditional:
             return _NeighbourRotation(cosines, sines)
-        return _HalvesRotation(
-            mx.concatenate([cosines, cosines], axis=-1),
-            mx.concatenate([-sines, sines], axis=-1),
-        )
+        cosines, sines = mx.concatenate([cosines, cosines], axis=-1), mx.concatenate([-sines, sines], axis=-1)
+        if num_tokens == 1 and dtype == mx.float32 and cosines.size * cosines.shape[-1] <= _MOST_MATRIX_ELEMENTS:
+            return _MatrixRotation.from_halves(cosines, sines)
+        return _HalvesRotation(cosines, sines)
 
 
 @define
@@ -79,6 +82,30 @@ class _HalvesRotation:
     def _rotated(self, heads: mx.array) -> mx.array:
         low, high = mx.split(heads, 2, axis=-1)
         return heads * self.cosines + mx.concatenate([high, low], axis=-1) * self.sines
+
+
+@define
+class _MatrixRotation:
+    """One position's rotation of each row as a matrix `(B or 1, R, R)`: one operation a layer, not six."""
+
+    matrix: mx.array
+
+    @classmethod
+    def from_halves(cls, cosines: mx.array, sines: mx.array) -> _MatrixRotation:
+        """Make it of `cosines` and signed `sines`, both `(B or 1, 1, 1, R)`."""
+        identity = mx.eye(cosines.shape[-1])
+        swapped = mx.roll(identity, cosines.shape[-1] // 2, axis=0)
+        return cls(identity * cosines[:, 0] + swapped * sines[:, 0])
+
+    def __call__(self, heads: mx.array) -> mx.array:
+        size = self.matrix.shape[-1]
+        rows, num_heads, _, head_dim = heads.shape
+        flat = heads.reshape(rows, num_heads, head_dim)
+        if head_dim == size:
+            rotated = flat @ self.matrix
+        else:
+            rotated = mx.concatenate([flat[..., :size] @ self.matrix, flat[..., size:]], axis=-1)
+        return rotated.reshape(heads.shape)
 
 
 @define
