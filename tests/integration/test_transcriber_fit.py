@@ -43,6 +43,8 @@ def test_options_arrive_whole():
         word_timestamps=True,
         repetition_guard=False,
         audio_context=700,
+        draft=(50363, 11, 12),
+        open_end=True,
         speech=SpeechFilter(threshold=0.4, min_speech_s=0.5, is_trimming=True),
     )
     arrived = to_options(changed)

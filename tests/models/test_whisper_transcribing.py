@@ -225,8 +225,8 @@ def test_windows_without_conditioning_decode_side_by_side(tiny_whisper, whisper_
         before = len(stub.requests)
         events += transcriber.step()
         batches.append(len(stub.requests) - before)
-    assert batches[0] == 4
-    assert len(batches) == 2
+    # Between them they are encoded.
+    assert batches == [0, 4, 0, 2]
     done = {event.take_id: event.result for event in events if event.result}
     assert set(done) == {0, 1}
     streamed = [segment for event in events if event.take_id == 0 for segment in event.segments]
@@ -244,6 +244,34 @@ def test_canceled_audio_leaves_no_trace(tiny_whisper, whisper_noise):
     transcriber.cancel(first)
     transcriber.cancel(99)
     assert transcriber.is_idle or {event.take_id for event in transcriber.step()} == {second}
+
+
+@pytest.mark.parametrize("before", [(), (0,), (0, " yes", 10, 10)])
+def test_an_open_end_is_heard_once(before, tiny_whisper, whisper_noise):
+    """Text that no timestamp closes is a segment to the end of the audio, with its words, and no further window."""
+    begin, encode = tiny_whisper.tokenizer.special.timestamp_begin, tiny_whisper.tokenizer.encode
+    pieces = [encode(piece) if isinstance(piece, str) else [begin + piece] for piece in (*before, " so")]
+    tokens = tuple(token for piece in pieces for token in piece)
+
+    def answer(request):
+        return evolve(decoded(tiny_whisper.tokenizer), tokens=tokens)
+
+    result, requests, _ = run(
+        tiny_whisper, whisper_noise(0.9), answer, open_end=True, word_timestamps=True, language="en"
+    )
+    assert len(requests) == 1
+    assert result.segments[-1].text == " so"
+    assert result.segments[-1].end_s == 0.9
+
+
+def test_what_is_cancelled_after_encoding_is_not_decoded(tiny_whisper, whisper_noise):
+    """A step encodes or decodes, so that nobody waits for both."""
+    stub = StubBackend(tiny_whisper, lambda request: decoded(tiny_whisper.tokenizer), [])
+    transcriber = Transcriber(stub)
+    take_id = transcriber.add(whisper_noise(1), TranscribeOptions(language="en"))
+    assert (transcriber.step(), stub.requests) == ([], [])
+    transcriber.cancel(take_id)
+    assert (transcriber.step(), stub.requests) == ([], [])
 
 
 def test_without_timestamps_there_is_still_a_segment(tiny_whisper, whisper_noise):

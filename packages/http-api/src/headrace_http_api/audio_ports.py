@@ -102,6 +102,8 @@ class TranscriptionOptions:
         prompt: text as if it came before the audio.
         vocabulary: terms that may be said; as many as fit follow the prompt.
         audio_context: positions of 20 ms per window, 64 to 1500; None takes the model's.
+        draft: tokens of an earlier transcript of this audio or of its beginning; they only save time.
+        open_end: the audio may end in the middle of a sentence: what is said last is kept as it is, not heard again.
         speech: look for speech first; None does not.
     """
 
@@ -117,6 +119,8 @@ class TranscriptionOptions:
     without_timestamps: bool = False
     repetition_guard: bool = True
     audio_context: int | None = None
+    draft: tuple[int, ...] = field(default=(), repr=False)
+    open_end: bool = False
     speech: SpeechFilter | None = None
 
 

@@ -66,6 +66,10 @@ class RequestedOptions(Protocol):
     @property
     def audio_context(self) -> int | None: ...
     @property
+    def draft(self) -> Sequence[int]: ...
+    @property
+    def open_end(self) -> bool: ...
+    @property
     def speech(self) -> SpeechFilter | None: ...
 
 
@@ -90,6 +94,8 @@ def to_options(requested: RequestedOptions | TranscribeOptions) -> TranscribeOpt
         without_timestamps=requested.without_timestamps,
         repetition_guard=requested.repetition_guard,
         audio_context=requested.audio_context,
+        draft=tuple(requested.draft),
+        open_end=requested.open_end,
     )
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 import mlx.core as mx
 from attrs import define, field
 
+from headrace_models.whisper.rows import token_limit
 from headrace_models.whisper.rules import RowRules
-from headrace_models.whisper.sampling import token_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -49,6 +49,8 @@ class DecodeRequest:
     seed: int = 0
     guard: bool = True
     """End a row that repeats itself."""
+    draft: tuple[int, ...] = ()
+    """What may be written; at temperature 0 without a beam it is verified in one pass, and changes but the time."""
 
     @property
     def batch_key(self) -> Hashable:

@@ -103,10 +103,21 @@ def _language(value: object) -> str | None:
     return language_code(value)
 
 
+def _is_ids(value: object) -> bool:
+    return isinstance(value, tuple) and all(type(item) is int and item >= 0 for item in cast("tuple[Any]", value))
+
+
 def _token_ids(_: TranscribeOptions, attribute: Attribute[Any], value: object) -> None:
-    is_ids = isinstance(value, tuple) and all(type(item) is int and item >= 0 for item in cast("tuple[Any]", value))
-    if value is not None and not is_ids:
+    if value is not None and not _is_ids(value):
         raise InvalidTranscribeOption(f"{attribute.name} is {value!r}; give token ids, or None for what nobody says.")
+
+
+def _draft(_: TranscribeOptions, attribute: Attribute[Any], value: object) -> None:
+    if not _is_ids(value):
+        # Without its value, which is what somebody said.
+        raise InvalidTranscribeOption(
+            f"{attribute.name} is a {type(value).__name__}; give a tuple of token ids, 0 or more each."
+        )
 
 
 def _tuple_or_none(value: object) -> tuple[int, ...] | None:
@@ -171,6 +182,12 @@ class TranscribeOptions:
     """End a window that repeats itself early, and if nothing helps, leave the repetitions out."""
     audio_context: int | None = field(default=None, validator=_count(*_AUDIO_CONTEXT))
     """Positions of 20 ms per window; fewer are faster on short audio."""
+    draft: tuple[int, ...] = field(default=(), validator=_draft, repr=False)
+    """Tokens of an earlier transcript of this audio or of its beginning: what greedy decoding writes of them anyway is
+    written at once. They change nothing but the time."""
+    open_end: bool = field(default=False, validator=_FLAG)
+    """The audio may end in the middle of a sentence: text at its end that no timestamp closes is kept as a segment,
+    instead of being heard again in a window of its own."""
     seed: int = field(default=0, validator=_count(0, 2**63 - 1, optional=False))
     """Of the draws above temperature 0."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,6 +124,22 @@ class RowRules:
         self._last_is_stamp = stamps >= 0
         self._latest = mx.where(self._last_is_stamp, stamps, self._latest)
         self._is_first = False
+
+    def ahead(self, drafts: mx.array) -> RowRules:
+        """Return the rules of `R * (T + 1)` rows: each row behind none, one and so on to all of its drafts `(R, T)`.
+
+        They hold as far as the drafts follow the rules; there timestamps do not decrease.
+        """
+        stamps = drafts.astype(mx.int32) - self._rules.special.timestamp_begin
+        last = mx.concatenate([self._last_is_stamp, stamps >= 0], axis=1)
+        before = mx.concatenate([self._before_is_stamp, last[:, :-1]], axis=1)
+        latest = mx.cummax(mx.concatenate([self._latest, mx.maximum(stamps, -1)], axis=1), axis=1)
+        return evolve(
+            self,
+            last_is_stamp=last.reshape(-1, 1),
+            before_is_stamp=before.reshape(-1, 1),
+            latest=latest.reshape(-1, 1),
+        )
 
     def take(self, rows: Sequence[int]) -> None:
         """Go on with these rows, in this order; a row may be taken more than once."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
-from attrs import define, field, frozen
+from attrs import define, frozen
 
-from headrace_models.whisper.guard import find_loop
+from headrace_models.whisper.drafts import Draft
+from headrace_models.whisper.rows import Row, token_limit
 from headrace_models.whisper.rules import RowRules
 from headrace_models.whisper.seeds import keys, mix
+from headrace_models.whisper.verifying import Verification
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,34 +24,7 @@ if TYPE_CHECKING:
     from headrace_models.whisper.model import WhisperModel
     from headrace_models.whisper.prefill import Prefilled
 
-__all__ = ["Row", "sample"]
-
-_GUARD_EVERY = 8
-
-
-@define(eq=False)
-class Row:
-    """One candidate of a window while it is written."""
-
-    group: int
-    request: DecodeRequest
-    seed: int
-    limit: int
-    tokens: list[int] = field(factory=list[int])
-    sum_logprob: float = 0.0
-    loop_start: int | None = None
-    is_done: bool = False
-
-    def add(self, token: int, logprob: float, eot: int) -> None:
-        """Take a token; the end is not kept, but its probability counts."""
-        self.sum_logprob += logprob
-        if token == eot:
-            self.is_done = True
-            return
-        self.tokens.append(token)
-        if self.request.guard and len(self.tokens) % _GUARD_EVERY == 0:
-            self.loop_start = find_loop(self.tokens, eot)
-        self.is_done = len(self.tokens) >= self.limit or self.loop_start is not None
+__all__ = ["sample"]
 
 
 @frozen(eq=False)
@@ -78,15 +53,12 @@ def sample(model: WhisperModel, requests: Sequence[DecodeRequest], prefilled: Pr
     if count > 1:
         state.repeat(count)
         logits = mx.repeat(logits, count, axis=0)
-    _Sampling(model, state, RowRules.start(requests[0].rules, len(rows)), list(rows)).run(logits)
+    rules = RowRules.start(requests[0].rules, len(rows))
+    if count == 1 and any(request.draft for request in requests) and not any(one.temperature for one in requests):
+        Verification(model, state, rules, rows, [Draft(request.draft) for request in requests]).run(logits)
+    else:
+        _Sampling(model, state, rules, list(rows)).run(logits)
     return [[row for row in rows if row.group == group] for group in range(len(requests))]
-
-
-def token_limit(model: WhisperModel, request: DecodeRequest) -> int:
-    """Return how many tokens a row may write: half the context, what the request says, and what there is room for."""
-    config = model.config
-    wanted = config.text_context // 2 if request.max_tokens is None else request.max_tokens
-    return max(1, min(wanted, config.text_context + 1 - len(request.initial)))
 
 
 @define(eq=False)

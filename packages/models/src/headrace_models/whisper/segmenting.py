@@ -52,7 +52,7 @@ def cut_window(
         stamps = [time for time, stamp in zip(times, is_stamp, strict=True) if stamp]
         end = stamps[-1] if stamps and stamps[-1] > 0 else num_frames
         whole = Piece(start=0, end=end, tokens=tuple(tokens))
-        return WindowCut(pieces=(whole,), advance=max(1, num_frames), is_complete=ends_once)
+        return WindowCut(pieces=(whole,), advance=max(1, num_frames), is_complete=ends_once or ends_in_pause)
     if ends_once:
         cuts.append(len(tokens))
     pieces = [

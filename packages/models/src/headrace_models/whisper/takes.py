@@ -114,6 +114,11 @@ class Take:
     def knows_language(self) -> bool:
         return self.language is not None or not self.tokenizer.special.is_multilingual
 
+    @property
+    def _keeps_rest(self) -> bool:
+        """Whether text at a span's end is kept that no timestamp closes."""
+        return self.options.open_end or len(self.spans) > 1
+
     def learn_language(self, guess: LanguageGuess) -> None:
         self.language, self.language_probability = guess.language, guess.probability
 
@@ -156,7 +161,7 @@ class Take:
             decoded.tokens,
             timestamp_begin=self.tokenizer.special.timestamp_begin,
             num_frames=window.num_frames,
-            ends_in_pause=len(self.spans) > 1 and window.seek + window.num_frames >= window.span.end,
+            ends_in_pause=self._keeps_rest and window.seek + window.num_frames >= window.span.end,
         )
         segments = [
             Segment(

@@ -103,14 +103,19 @@ class Transcriber:
         self._windows = [window for window in self._windows if window.take.take_id != take_id]
 
     def step(self) -> list[TakeEvent]:
-        """Decode one batch of windows.
+        """Encode the windows that come next, or else decode one batch of windows: what is cancelled waits for no more.
 
         Returns:
             What is new of every audio that got something or is done.
         """
         self._learn_languages()
-        batch = self._next_batch()
+        self._take_windows()
+        waiting = [window for window in self._windows if window.audio is None]
+        if waiting:
+            self._encode(waiting)
+            return []
         accepted: list[Accepted] = []
+        batch = self._next_batch()
         if batch:
             decoded = self.backend.decode([self._request(window) for window in batch])
             for window, result in zip(batch, decoded, strict=True):
@@ -138,13 +143,15 @@ class Transcriber:
                 window.take.learn_language(guess)
         self._windows += windows
 
-    def _next_batch(self) -> list[Window]:
-        """Return windows that may decode together: those under way first, then of each audio in turn."""
+    def _take_windows(self) -> None:
+        """Fill a batch: windows under way first, then of each audio in turn."""
         if len(self._windows) < self.max_rows:
             self._windows += self._new_windows(self.max_rows - len(self._windows))
+
+    def _next_batch(self) -> list[Window]:
+        """Return windows that may decode together, all of them encoded."""
         if not self._windows:
             return []
-        self._encode([window for window in self._windows if window.audio is None])
         key = self._request(self._windows[0]).batch_key
         return [window for window in self._windows if self._request(window).batch_key == key][: self.max_rows]
 
@@ -185,6 +192,7 @@ class Transcriber:
             max_tokens=options.max_tokens,
             seed=mix(options.seed, window.seek, window.attempt),
             guard=options.repetition_guard,
+            draft=options.draft if is_cold and window.seek == 0 else (),
         )
 
     def _finish(self, accepted: Sequence[Accepted]) -> None:
@@ -299,6 +307,10 @@ def _make_take(backend: WindowBackend, take_id: int, samples: NDArray[np.float32
     if options.language not in (None, "en") and not tokenizer.special.is_multilingual:
         raise UnknownLanguage(
             f"language is {options.language!r}, but the model knows only English: load a multilingual model."
+        )
+    if max(options.draft, default=0) >= config.vocab_size:
+        raise InvalidTranscribeOption(
+            f"draft has tokens that are none of the model's {config.vocab_size}: leave it out."
         )
     prompt, vocabulary = options.prompt or "", None
     if options.vocabulary:
