@@ -22,6 +22,7 @@ from headrace_http_api.audio_ports import SAMPLE_RATE, Pcm, SpeechFilter, Transc
 from headrace_http_api.outlet import ABORT_KEY
 
 HALF_SECOND = SAMPLE_RATE // 2
+ONE_BY_ONE = itertools.repeat(1)
 
 
 def numbered(number):
@@ -35,7 +36,7 @@ def make_reading(make_transcriber, make_word, make_timed_segment):
 
     def answer(pcm, _options):
         words = []
-        for place in range(len(pcm.data) // 4 // HALF_SECOND):
+        for place in range(round(len(pcm.data) / 4 / HALF_SECOND)):
             at = 4 * (place * HALF_SECOND + HALF_SECOND // 2)
             (number,) = struct.unpack("<f", pcm.data[at : at + 4])
             if number:
@@ -63,40 +64,48 @@ def told(events):
     return kept
 
 
-async def spoken_to(session, audio):
-    events = []
-    for piece in audio:
-        await session.hear(Pcm(piece))
+async def spoken_to(session, audio, *, at_once=ONE_BY_ONE):
+    """Let a session hear pieces, so many before it transcribes what it can, and so on."""
+    events, pieces = [], iter(audio)
+    for count in at_once:
+        heard = list(itertools.islice(pieces, count))
+        for piece in heard:
+            await session.hear(Pcm(piece))
         while session.is_due:
             events += await session.advance()
+        if not heard:
+            return events
     return events
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.booleans(), max_size=70))
+@given(st.lists(st.booleans(), max_size=150), st.lists(st.integers(1, 100), max_size=5))
 @pytest.mark.parametrize("has_detector", [True, False])
-def test_stable_text_only_grows_and_everything_is_said_once(make_reading, has_detector, pattern):
-    """Any speech and silence: promises are kept, utterances are counted, each word is said once and in order."""
+def test_stable_text_only_grows_and_everything_is_said_once(make_reading, has_detector, pattern, at_once):
+    """Any speech and silence, however much comes while one pass runs: promises are kept, utterances are counted, each
+    word is said once and in order, and no pass hears more than a window."""
 
     async def run():
         reading = make_reading()
         tracker = SpeechTracker(reading.new_speech_detector(), SpeechFilter()) if has_detector else None
         session = LiveTranscription(reading, TranscriptionOptions(), tracker)
         numbers = [place + 1 if is_spoken else 0 for place, is_spoken in enumerate(pattern)]
-        events = await spoken_to(session, [numbered(number) for number in numbers])
+        events = await spoken_to(
+            session, [numbered(number) for number in numbers], at_once=itertools.chain(at_once, ONE_BY_ONE)
+        )
         events += await session.finish()
         kept = told(events)
         assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(kept))
         said = "".join(final.text for final in session.finals).split()
         assert said == [str(number) for number in numbers if number]
         assert [final.utterance for final in session.finals] == list(range(len(session.finals)))
-        assert all(pcm.duration_s <= 26 for pcm, _ in reading.submitted)
+        assert all(pcm.duration_s <= 28 for pcm, _ in reading.submitted)
         assert session.duration_s == len(pattern) / 2
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("ending", "longest_s"), [("", 12.5), (".", 8.0)])
+@pytest.mark.parametrize(("ending", "longest_s"), [("", 20.5), (".", 14.0)])
 async def test_speech_without_pauses_is_heard_in_short_pieces(make_transcriber, make_reading, ending, longest_s):
     """It is cut behind a sentence, or after a while behind any word; nothing is lost or said twice."""
     plain = make_reading().answer
@@ -122,29 +131,69 @@ async def test_speech_without_pauses_is_heard_in_short_pieces(make_transcriber, 
     assert said.split() == [str(number) for number in range(1, 61)]
 
 
-async def test_words_are_stable_one_hypothesis_later(reading):
-    """Of half a second each: a word is told as tentative at once, and stable when the next hypothesis has it."""
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=12), max_size=6), st.lists(st.integers(1, 60), max_size=6))
+def test_where_utterances_end_does_not_depend_on_speed(make_reading, patterns, at_once):
+    """Finals are the same whether all is transcribed as it comes or late: a pause ends an utterance where it was."""
+
+    async def finals(at_once):
+        reading = make_reading()
+        session = LiveTranscription(
+            reading, TranscriptionOptions(), SpeechTracker(reading.new_speech_detector(), SpeechFilter())
+        )
+        spoken = [is_spoken for pattern in patterns for is_spoken in (*pattern, False, False)]
+        audio = [numbered(place + 1 if is_spoken else 0) for place, is_spoken in enumerate(spoken)]
+        await spoken_to(session, audio, at_once=at_once)
+        await session.finish()
+        return [final.text for final in session.finals]
+
+    in_time = asyncio.run(finals(ONE_BY_ONE))
+    late = asyncio.run(finals(itertools.chain(at_once, ONE_BY_ONE)))
+    assert in_time == late
+
+
+async def test_words_are_stable_once_two_passes_have_them_and_a_second_follows(reading):
+    """Of half a second each: told as tentative at once; stable when another pass has it and it is no longer the end."""
     session = LiveTranscription(reading, TranscriptionOptions(), None)
 
-    events = await spoken_to(session, [numbered(1), numbered(2), numbered(3)])
+    events = await spoken_to(session, [numbered(number) for number in (1, 2, 3, 4)])
 
-    assert [(event.stable, event.text) for event in events] == [("", " 1"), (" 1", " 1 2"), (" 1 2", " 1 2 3")]
+    assert [(event.stable, event.text) for event in events] == [
+        ("", " 1"),
+        ("", " 1 2"),
+        (" 1", " 1 2 3"),
+        (" 1 2", " 1 2 3 4"),
+    ]
 
 
-async def test_partials_are_greedy_and_finals_may_try_again(reading):
-    """A hypothesis that is heard again anyhow takes one temperature; the last one all of them, and the context."""
+async def test_passes_are_greedy_and_know_what_was_said(reading):
+    """One temperature, the tokens of the pass before as a draft, an open end; later utterances have the context."""
     tracker = SpeechTracker(reading.new_speech_detector(), SpeechFilter())
     session = LiveTranscription(reading, TranscriptionOptions(word_timestamps=True), tracker)
 
-    await spoken_to(session, [numbered(1), numbered(2), numbered(0), numbered(0), numbered(0), numbered(7)])
+    await spoken_to(session, [numbered(number) for number in (1, 2, 0, 0, 0, 7)])
     await session.finish()
 
-    tried = [len(options.temperature) for _, options in reading.submitted]
-    assert tried[0] == 1
-    assert tried[-1] == 6
+    passes = [options for _, options in reading.submitted]
+    assert {options.temperature for options in passes} == {(0.0,)}
+    assert all(options.open_end for options in passes)
+    tokens = reading.takes[0].transcript.segments[0].tokens
+    assert [options.draft for options in passes[:2]] == [(), tokens]
     assert [final.text for final in session.finals] == [" 1 2", " 7"]
-    assert reading.submitted[-1][1].prompt == "1 2"
-    assert reading.submitted[-1][1].language == "en"
+    assert (passes[-1].draft, passes[-1].prompt, passes[-1].language) == ((), "1 2", "en")
+
+
+async def test_a_pause_makes_final_what_was_heard_to_its_end(reading):
+    """Nothing is transcribed again for it."""
+    session = LiveTranscription(
+        reading, TranscriptionOptions(), SpeechTracker(reading.new_speech_detector(), SpeechFilter())
+    )
+
+    events = await spoken_to(session, [numbered(number) for number in (1, 2, 0, 0)])
+
+    assert [type(event) for event in events] == [Partial, Partial, Partial, Final]
+    assert [pcm.duration_s for pcm, _ in reading.submitted] == [0.5, 1.0, 1.5]
+    assert not await session.finish()
 
 
 async def test_silence_is_never_transcribed(reading):
@@ -204,6 +253,56 @@ async def test_live_session_from_start_to_done(connect, reading, serves, encodin
     assert reading.submitted[0][1].word_timestamps
     assert reading.num_held == 0
     assert all(take.is_closed for take in reading.takes)
+
+
+@pytest.fixture
+def held(make_transcriber, make_reading):
+    """A service that reads numbers, whose passes wait for the event that is theirs."""
+
+    def make(*events):
+        answer, waiting = make_reading().answer, iter(events)
+
+        def held_answer(pcm, options):
+            event = next(waiting, None)
+            return [*([event] if event else []), *answer(pcm, options)]
+
+        return make_transcriber(answer=held_answer)
+
+    return make
+
+
+async def test_finish_gives_up_a_pass_that_leaves_something_out(connect, held, serves):
+    """What is under way would be heard again anyhow: it is cancelled, and one pass over all follows."""
+    service = held(asyncio.Event())
+    async with connect(services=serves(service)) as socket:
+        await socket.send('{"type": "start"}')
+        await socket.send(numbered(1))
+        await service.waiting.wait()
+        await socket.send(numbered(2))
+        await socket.send('{"type": "finish"}')
+        messages = await heard(socket)
+
+    assert messages[-1]["text"] == "1 2"
+    assert [pcm.duration_s for pcm, _ in service.submitted] == [0.5, 1.0]
+    assert all(take.is_closed for take in service.takes)
+
+
+async def test_finish_waits_for_a_pass_that_hears_all(connect, held, serves):
+    """What is under way is the last one."""
+    goes_on = asyncio.Event()
+    service = held(goes_on)
+    async with connect(services=serves(service)) as socket:
+        await socket.send('{"type": "start"}')
+        await socket.send(numbered(1))
+        await service.waiting.wait()
+        await socket.send('{"type": "finish"}')
+        receiving = asyncio.ensure_future(heard(socket))
+        await asyncio.wait([receiving], timeout=0.05)
+        goes_on.set()
+        messages = await receiving
+
+    assert messages[-1]["text"] == "1"
+    assert len(service.submitted) == 1
 
 
 async def test_finals_carry_words(connect, reading, serves):

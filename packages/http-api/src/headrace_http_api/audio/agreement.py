@@ -1,12 +1,14 @@
 """What of a growing transcript is stable: the words in which two transcriptions in a row agree.
 
 Local agreement of two hypotheses, after Macháček, Dabre and Bojar (2023), "Turning Whisper into Real-Time
-Transcription System". Differs in that words are compared without case and punctuation, and that a hypothesis that
-repeats what is stable word for word is matched by its words before its times are asked.
+Transcription System". Differs in that words are compared without case and punctuation, that the youngest wait although
+two agree in them, and that a hypothesis that repeats what is stable word for word is matched by its words before its
+times are asked.
 """
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 
 from attrs import define, field
 
@@ -38,29 +40,26 @@ class Agreement:
     tentative: list[TimedWord] = field(factory=list[TimedWord])
     _released: list[TimedWord] = field(factory=list[TimedWord])
 
-    def update(self, hypothesis: Sequence[TimedWord]) -> list[TimedWord]:
+    def update(self, hypothesis: Sequence[TimedWord], settled_s: float) -> list[TimedWord]:
         """Take a transcription of the audio since the last release.
+
+        Args:
+            settled_s: words that end later stay tentative; too little is heard of what follows them.
 
         Returns:
             The words that have become stable: those that the hypothesis before has too.
         """
         following = self._beyond_stable(hypothesis)
-        count = _num_common(self.tentative, following)
-        agreed = following[:count]
+        common = following[: _num_common(self.tentative, following)]
+        agreed = list(takewhile(lambda word: word.end_s <= settled_s, common))
         self.stable += agreed
-        self.tentative = following[count:]
+        self.tentative = following[len(agreed) :]
         return agreed
 
-    def conclude(self, hypothesis: Sequence[TimedWord]) -> list[TimedWord]:
-        """Take the last transcription of this audio: all of it becomes stable, behind what is.
-
-        Returns:
-            The words that have become stable.
-        """
-        following = self._beyond_stable(hypothesis)
-        self.stable += following
+    def settle(self) -> None:
+        """Let all that was said be stable: it will not be heard again."""
+        self.stable += self.tentative
         self.tentative = []
-        return following
 
     def release(self, count: int) -> list[TimedWord]:
         """Take the first stable words out: they are final, and their audio is not heard again."""

@@ -89,7 +89,6 @@ class _Conversation:
             }
         )
         await self._follow(session, fields)
-        await self._tell(await session.finish())
         text = "".join(final.text for final in session.finals).strip()
         await self._send(
             {
@@ -111,16 +110,25 @@ class _Conversation:
         return [name[:64] for name in names[:32]]
 
     async def _follow(self, session: LiveTranscription, fields: LiveFields) -> None:
-        """Listen and transcribe side by side, until the client finishes; what is under way then is given up."""
-        listening = asyncio.ensure_future(self._listen(session, fields))
-        speaking = asyncio.ensure_future(self._speak(session))
+        """Listen and transcribe side by side until the client finishes, then tell what is left."""
+        tasks = [asyncio.ensure_future(self._listen(session, fields)), asyncio.ensure_future(self._speak(session))]
+        listening, speaking = tasks
         try:
-            await asyncio.wait({listening, speaking}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # Until then it can only fail.
             (listening if listening.done() else speaking).result()
+            session.end()
+            self._changed.set()
+            if session.is_outdated:
+                # Nobody waits for what will be heard again.
+                speaking.cancel()
+                await asyncio.wait([speaking])
+                tasks.append(speaking := asyncio.ensure_future(self._speak(session)))
+            await speaking
         finally:
-            for task in (listening, speaking):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(listening, speaking, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _listen(self, session: LiveTranscription, fields: LiveFields) -> None:
         while True:
@@ -136,13 +144,14 @@ class _Conversation:
             self._changed.set()
 
     async def _speak(self, session: LiveTranscription) -> None:
-        while True:
-            while not session.is_due:
+        while not session.is_over:
+            if session.is_due:
+                events = await session.advance()
+                self._changed.set()
+                await self._tell(events)
+            else:
                 self._changed.clear()
                 await self._changed.wait()
-            events = await session.advance()
-            self._changed.set()
-            await self._tell(events)
 
     # ---- messages --------------------------------------------------------------------------------------------
 

@@ -57,9 +57,26 @@ class SpeechTracker:
         """Whether something has begun that may become speech."""
         return self._start_s is not None
 
-    def pause_s(self) -> float:
-        """Return how long nobody has spoken; endless if nobody ever did."""
-        return self.position_s - self.spans[-1][1] if self.spans else float("inf")
+    @property
+    def last_end_s(self) -> float:
+        """Where somebody spoke last, as far as is known; 0 if nobody did."""
+        return self.spans[-1][1] if self.spans else 0.0
+
+    def pause_after(self, start_s: float, least_s: float) -> float | None:
+        """Return where speech ends that a pause of at least `least_s` follows: the first such place after `start_s`."""
+        spans = [span for span in self.spans if span[1] > start_s]
+        following = [first for first, _ in spans[1:]]
+        following += [self._next_sound_s(end_s) for _, end_s in spans[-1:]]
+        return next((span[1] for span, then in zip(spans, following, strict=True) if then - span[1] >= least_s), None)
+
+    def quiet_until(self, start_s: float) -> float:
+        """Return until where, from `start_s` on, nobody speaks nor begins to do what may become speech."""
+        starts = [first for first, last in self.spans if last > start_s]
+        return max(start_s, min([*starts, self._next_sound_s(start_s)]))
+
+    def _next_sound_s(self, after_s: float) -> float:
+        """Return where something begins after `after_s` that may become speech, or else how far has been heard."""
+        return self.position_s if self._start_s is None or self._start_s < after_s else self._start_s
 
     def forget_before(self, start_s: float) -> None:
         """Drop spans that ended before; they are not asked about again."""
