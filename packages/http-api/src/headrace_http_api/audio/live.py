@@ -17,7 +17,7 @@ SHORTEST_S = 0.1
 # Kept of silence, before what may be speech.
 LEAD_S = 0.5
 # An utterance that goes on is cut after so long where a sentence has ended, later behind any stable word, and at last
-# anyhow, before a window is full. Earlier cuts would save little time, and what a pass no longer hears helps it no more.
+# anyhow, before a window is full. Earlier cuts would save little time; what is heard before helps.
 SENTENCE_S = 12.0
 WORD_S = 20.0
 LONGEST_S = 24.0
