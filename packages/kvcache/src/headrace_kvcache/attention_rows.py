@@ -234,7 +234,7 @@ class AttentionRows:
             InvalidSlots: a slot holds no row, or the order is wrong.
         """
         chosen = self.joined if slots is None else slots
-        self._round.begin({slot: row.end for slot, row in zip(chosen, self._table.rows(chosen), strict=True)})
+        self._round.begin(self._table.starts(chosen))
 
     def spec_round_commit(self) -> None:
         """Keep everything that was appended since `spec_round_begin`.
@@ -270,8 +270,7 @@ class AttentionRows:
 
     def end_round(self, ends: dict[int, int]) -> None:
         """End the open round with the ends that `rollback_ends` gave."""
-        for slot, end in ends.items():
-            self._table.set_end(slot, end)
+        self._table.set_ends(ends)
         self._round.close()
 
     # ---- contents ----------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class _RowCache:
 
 
 def _keep_of(rows: int, accepted: Sequence[int], drafts: int) -> Keep:
-    is_list = isinstance(accepted, Sequence) and not isinstance(accepted, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+    is_list = type(accepted) is list or (isinstance(accepted, Sequence) and not isinstance(accepted, str))  # pyright: ignore[reportUnnecessaryIsInstance]
     if not is_list or len(accepted) != rows:
         raise InvalidCountError(f"accepted is {accepted!r}; it must be a sequence of {rows} numbers, one per row")
     for row, count in enumerate(accepted):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import define
@@ -11,7 +10,7 @@ from attrs import define
 from headrace_kvcache.errors import IntegrityError, InvalidGeometry, InvalidLength, InvalidSlots, SlotsExhausted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 # A set of buffers that seats lie in: index of the stored form, index of the capacity class.
 Room: TypeAlias = "tuple[int, int]"
@@ -33,6 +32,11 @@ class FreeList:
     def give(self, number: int) -> None:
         """Free a taken number."""
         heapq.heappush(self._free, number)
+
+    @property
+    def num_needed(self) -> int:
+        """One more than the highest taken number; 0 if none is taken."""
+        return self._size if not self._free else max(self.taken, default=-1) + 1
 
     @property
     def taken(self) -> set[int]:
@@ -105,16 +109,16 @@ class SlotTable:
     def num_seats(self, room: Room) -> int:
         """Return how many seats a room needs for its rows: one more than the highest taken."""
         seats = self._seats.get(room)
-        return 0 if seats is None else max(seats.taken, default=-1) + 1
+        return 0 if seats is None else seats.num_needed
 
     def row(self, slot: int) -> Row:
         """Return a joined row's entry."""
+        row = self._rows.get(slot) if type(slot) is int else None
+        if row is not None:
+            return row
         if type(slot) is not int or not 0 <= slot < self.max_rows:
             raise InvalidSlots(f"slot is {slot!r}; it must be an integer from 0 to {self.max_rows - 1}")
-        row = self._rows.get(slot)
-        if row is None:
-            raise InvalidSlots(f"slot {slot} holds no row; join() first")
-        return row
+        raise InvalidSlots(f"slot {slot} holds no row; join() first")
 
     def end(self, slot: int) -> int:
         """Return how many positions a row holds."""
@@ -133,6 +137,12 @@ class SlotTable:
             )
         row.end = row.granted = num_tokens
 
+    def set_ends(self, ends: Mapping[int, int]) -> None:
+        """Set the ends of rows, by slot, that are known to have reached them."""
+        for slot, end in ends.items():
+            row = self._rows[slot]
+            row.end = row.granted = end
+
     def rows(self, slots: Sequence[int]) -> list[Row]:
         """Return the entries of joined slots.
 
@@ -142,9 +152,13 @@ class SlotTable:
         if not slots:
             raise InvalidSlots("no slots are given; a view needs at least one row")
         rows = [self.row(slot) for slot in slots]
-        if any(left >= right for left, right in itertools.pairwise(slots)):
+        if list(slots) != sorted(set(slots)):
             raise InvalidSlots(f"slots are {tuple(slots)!r}; they must be strictly ascending: sort the rows by slot")
         return rows
+
+    def starts(self, slots: Sequence[int]) -> dict[int, int]:
+        """Return how many positions the rows of a round hold, by slot; raises as `rows`."""
+        return {slot: row.end for slot, row in zip(slots, self.rows(slots), strict=True)}
 
     @property
     def joined(self) -> tuple[int, ...]:
