@@ -3,15 +3,18 @@
     python tests/benchmarks/rollback.py [--kinds plain hybrid] [--rows 8] [--layers 30] [--contexts 512 4096 16384]
 
 Per kind of caches and context the median time of begin + resolve in milliseconds for a round of four drafts of which
-the rows accept different numbers, and how much active memory beginning adds. The forward between the two is one small
-append to every layer and is not timed. "slots" are `make_row_batch`'s, as the scheduler holds them; "batch" is one
-object per layer, as mlx-lm's `BatchGenerator` holds them; "alone" is one row. A recurrent layer's resolve replays, so
-its time includes that of building the layers' own graphs, a toy of three operations here, which is also given apart.
+the rows accept different numbers, drawn anew for each, and how much active memory beginning adds. The forward between
+the two is one small append to every layer and is not timed. "slots" are `make_row_batch`'s, as the scheduler holds
+them; "batch" is one object per layer, as mlx-lm's `BatchGenerator` holds them; "alone" is one row. A recurrent layer's
+resolve replays, so its time includes that of building the layers' own graphs, a toy of three operations here, which is
+also given apart. The layers of "hybrid" tell one replay, which slots call once for all of them; those of "hybrid, own"
+tell one each. Slots join what the layers tell in the `advance` of the round's step; that is timed beside the rest.
 """
 
 import argparse
 import statistics
 import time
+from random import Random
 
 import mlx.core as mx
 
@@ -35,23 +38,20 @@ KINDS = {
     "quantized": lambda _: QuantizedKVCache(bits=8, group_size=32),
     "sliding": lambda layer: KVCache() if layer % 6 == 5 else RotatingKVCache(WINDOW),
     "hybrid": lambda layer: KVCache() if layer % 4 == 3 else RecurrentCache(1),
+    "hybrid, own": lambda layer: KVCache() if layer % 4 == 3 else RecurrentCache(1),
 }
 
 
 REPLAYS = []
 
 
-def run_layer(cache, num_rows, num_tokens):
+def run_layer(cache, num_rows, num_tokens, *, tells_own=False):
     if hasattr(cache, "record"):
         inputs = mx.ones((num_rows, num_tokens, HEAD_DIM))
-
-        def replay(arrays, kept):
-            begun = time.perf_counter()
-            replayed = [summed(arrays[0], inputs, kept.mask(num_tokens, ndim=3))]
-            REPLAYS.append(time.perf_counter() - begun)
-            return replayed
-
-        cache.record(replay)
+        if tells_own:
+            cache.record(lambda arrays, kept: replay(arrays, kept, inputs))
+        else:
+            cache.record(replay, inputs)
         cache[0] = summed(cache[0], inputs, None)
         cache.advance(num_tokens)
         return cache[0]
@@ -64,6 +64,13 @@ def run_layer(cache, num_rows, num_tokens):
     mask = cache.make_mask(num_tokens)
     held = cache.update_and_fetch(keys, keys)
     return mx.fast.scaled_dot_product_attention(queries, *held, scale=0.1, mask=mask)
+
+
+def replay(arrays, kept, inputs):
+    begun = time.perf_counter()
+    replayed = [summed(arrays[0], inputs, kept.mask(inputs.shape[1], ndim=3))]
+    REPLAYS.append(time.perf_counter() - begun)
+    return replayed
 
 
 def summed(state, inputs, mask):
@@ -86,7 +93,9 @@ def filled(cache, num_tokens):
 class Case:
     """Caches of one holder, filled to a context."""
 
-    def __init__(self, holder, make, num_rows, num_layers, context):
+    def __init__(self, holder, make, num_rows, num_layers, context, *, tells_own=False):
+        self.tells_own = tells_own
+        self.is_alone = holder == "alone"
         self.num_rows = num_rows = 1 if holder == "alone" else num_rows
         singles = [filled(make(layer), context) for layer in range(num_layers)]
         self.batch = self.slots = None
@@ -105,35 +114,40 @@ class Case:
 
     def forward(self, num_tokens):
         caches = self.caches if self.batch is None else self.batch.view(self.slots, num_tokens)
-        mx.eval([run_layer(cache, self.num_rows, num_tokens) for cache in caches])
+        outputs = [run_layer(cache, self.num_rows, num_tokens, tells_own=self.tells_own) for cache in caches]
+        begun = time.perf_counter()
         if self.batch is not None:
             self.batch.advance(self.slots, num_tokens)
+        spent = time.perf_counter() - begun
+        mx.eval(outputs)
+        return spent * 1e3
 
     def settle(self):
         mx.eval(self.batch.arrays if self.batch is not None else [cache.state for cache in self.caches])
 
     def round(self, accepted):
-        """Return the milliseconds of begin and resolve together and of the replays in it, and the bytes begin adds."""
+        """Return milliseconds (begin and resolve, the replays in it, `advance`) and the bytes that beginning adds."""
         REPLAYS.clear()
         held = mx.get_active_memory()
         begun = time.perf_counter()
         self.transaction.begin(DRAFTS)
         spent = time.perf_counter() - begun
         added = mx.get_active_memory() - held
-        self.forward(DRAFTS + 1)
+        advance_ms = self.forward(DRAFTS + 1)
         begun = time.perf_counter()
         self.transaction.resolve(accepted)
         spent += time.perf_counter() - begun
         self.settle()
-        return spent * 1e3, sum(REPLAYS) * 1e3, added
+        return spent * 1e3, sum(REPLAYS) * 1e3, advance_ms, added
 
 
 def measure(case, repeats):
-    choices = [[(row + turn) % (DRAFTS + 1) for row in range(case.num_rows)] for turn in range(5)]
-    if case.num_rows == 1:
-        choices = [numbers[0] for numbers in choices]
-    times, replays, added = zip(*(case.round(choices[turn % 5]) for turn in range(repeats)), strict=True)
-    return statistics.median(times), sorted(times)[int(0.95 * repeats)], statistics.median(replays), max(added)
+    random = Random(1)
+    choices = [[random.randint(0, DRAFTS) for _ in range(case.num_rows)] for _ in range(repeats)]
+    rounds = [case.round(numbers[0] if case.is_alone else numbers) for numbers in choices]
+    times, replays, advances, added = zip(*rounds, strict=True)
+    slowest = sorted(times)[int(0.95 * repeats)]
+    return *map(statistics.median, (times, replays, advances)), slowest, max(added)
 
 
 def main():
@@ -144,14 +158,15 @@ def main():
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 4096, 16384])
     parser.add_argument("--repeats", type=int, default=200)
     options = parser.parse_args()
-    print("| kind | holder | context | median ms | 95 % ms | of it replays, ms | bytes that begin adds |")
-    print("|---|---|---|---|---|---|---|")
+    print("| kind | holder | context | median ms | of it replays, ms | advance, ms | 95 % ms | bytes that begin adds |")
+    print("|---|---|---|---|---|---|---|---|")
     for kind in options.kinds:
         for holder in ("slots", "batch", "alone"):
             if kind == "quantized" and holder == "alone":
                 continue
             for context in options.contexts:
-                case = Case(holder, KINDS[kind], options.rows, options.layers, context)
+                tells_own = kind == "hybrid, own"
+                case = Case(holder, KINDS[kind], options.rows, options.layers, context, tells_own=tells_own)
                 *times, added = measure(case, options.repeats)
                 numbers = " | ".join(f"{time_ms:.3f}" for time_ms in times)
                 print(f"| {kind} | {holder} | {context} | {numbers} | {added} |", flush=True)

@@ -94,8 +94,17 @@ def sum_up(arrays, inputs, mask):
     return [tail, total], mx.stack(outputs, 1)
 
 
+def sum_up_again(arrays, kept, inputs):
+    """The replay of all toy layers at once: a function of its arguments alone."""
+    return sum_up(arrays, inputs, kept.mask(inputs.shape[1]))[0]
+
+
 def recur(cache, inputs):
-    cache.record(lambda arrays, kept: sum_up(arrays, inputs, kept.mask(inputs.shape[1]))[0])
+    # Layers may tell either kind of replay in any step.
+    if inputs.shape[1] % 3:
+        cache.record(sum_up_again, inputs)
+    else:
+        cache.record(lambda arrays, kept: sum_up_again(arrays, kept, inputs))
     (cache[0], cache[1]), outputs = sum_up([cache[0], cache[1]], inputs, cache.make_mask(inputs.shape[1]))
     cache.advance(inputs.shape[1])
     return outputs
@@ -170,10 +179,13 @@ class Merged:
 class Slots:
     """Slots of a model; a row that stays out of all rounds lies between them."""
 
+    num_outside = 1
+
     def __init__(self, make, num_rows):
-        self.batch = make_row_batch(make(), max_rows=num_rows + 1, classes=SMALL, slack=SLACK)
-        self.slots = [self.batch.join() for _ in range(num_rows + 1)]
-        del self.slots[1:2]
+        max_rows = num_rows + self.num_outside
+        self.batch = make_row_batch(make(), max_rows=max_rows, classes=SMALL, slack=SLACK)
+        self.slots = [self.batch.join() for _ in range(max_rows)]
+        del self.slots[1 : 1 + self.num_outside]
         self.transaction = bind_row_cache_rollback([self.batch], num_rows, slots=self.slots)
 
     def forward(self, arrays, num_tokens):
@@ -189,6 +201,12 @@ class Slots:
 
     def check(self):
         self.batch.check_integrity()
+
+
+class AllSlots(Slots):
+    """Slots of which none is left out."""
+
+    num_outside = 0
 
 
 class Drafting:
@@ -285,6 +303,7 @@ CASES = [
     *((Alone, name, 1) for name in (*ALONE, *FOREIGN)),
     *((Merged, name, 3) for name in MERGED),
     *((Slots, name, 3) for name in OWN),
+    *((AllSlots, name, 3) for name in ("recurrent", "lists", "hybrid model")),
 ]
 NAMES = [f"{kind.__name__}-{name}" for kind, name, _ in CASES]
 
@@ -555,6 +574,7 @@ def test_layers_of_slots_share_what_says_which_positions_stay():
     batch.spec_round_rollback([2, 4])
     first, _, second, _ = told
     assert told == [first, first, second, second]
+    assert first.counts == (2, 3)
     assert first.lengths.tolist() == [2, 3]
     assert second.mask(3).tolist() == [[False] * 3, [True, False, False]]
     assert first.mask(3, ndim=4).shape == (2, 3, 1, 1)

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from headrace_kvcache.errors import IntegrityError, InvalidGeometry, NotTrimmable
 from headrace_kvcache.merging import Mergeable
-from headrace_kvcache.replay import Replay, kept_of_steps, untold
+from headrace_kvcache.replay import Recorded, Replay, kept_steps, untold
 from headrace_kvcache.rounds import RoundBooks, check_drafts
 from headrace_kvcache.stored import check_count
 
@@ -38,7 +38,7 @@ class RecurrentCache(Mergeable):
             elsewhere, as from a file, does not say which layer goes on with it: False until that made a step.
     """
 
-    __slots__ = ("_arrays", "_before", "_counts", "_replays", "_round", "can_replay", "lengths", "offset")
+    __slots__ = ("_arrays", "_before", "_counts", "_round", "_told", "can_replay", "lengths", "offset")
 
     def __init__(self, size: int = 2) -> None:
         if type(size) is not int or size < 1:
@@ -70,19 +70,23 @@ class RecurrentCache(Mergeable):
         if self.lengths is not None:
             self.lengths = self.lengths - num_tokens
 
-    def record(self, replay: Replay) -> None:
+    def record(self, replay: Replay, *inputs: mx.array) -> None:
         """Tell how to sum up the first positions of the step again, for a round that is rolled back.
 
-        Call it in every step: outside of rounds it costs nothing and keeps nothing.
+        Call it in every step: outside of rounds it costs nothing and keeps nothing. A replay that takes its inputs
+        as arguments must depend on its arguments alone, and each row of what it returns on that row of them:
+        layers that tell the same function are then replayed in one call, which sees their rows behind each other.
+        What belongs to a layer, as weights do, goes into a replay of its own that takes no inputs.
 
         Args:
-            replay: takes the layer's arrays `(B, ...)` before the step, None where there were none, and a `Kept`: how
-                many positions stay in each row, 0 included, with `lengths (B,) int32` and a `mask(T)` that all layers
-                share; returns the arrays after these, bit for bit.
+            replay: called as `replay(arrays, kept, *inputs)` with the layer's arrays `(B, ...)` before the step, None
+                where there were none, and a `Kept`: how many positions stay in each row, 0 included, with
+                `lengths (B,) int32` and a `mask(T)`; returns the arrays after these, bit for bit.
+            inputs: what the replay needs of the step, each `(B, ...)`.
         """
         self.can_replay = True
         if self._round.is_open:
-            self._replays.append(replay)
+            self._told.append((replay, inputs))
 
     # ---- rounds ------------------------------------------------------------------------------------------------
 
@@ -145,10 +149,9 @@ class RecurrentCache(Mergeable):
         num_rows = next((array.shape[0] for array in self._arrays if array is not None), len(keeps))
         # One entry of the books may stand for several rows of arrays that always move together.
         spread = num_rows // len(keeps)
-        kept = kept_of_steps((counts * spread for counts in self._counts), keeps * spread)
-        for replay, share in zip(self._replays, kept, strict=True):
-            if share is not None:
-                arrays = replay(arrays, share)
+        steps = [(counts * spread, told) for counts, told in zip(self._counts, self._told, strict=True)]
+        for (replay, inputs), kept in kept_steps(steps, keeps * spread):
+            arrays = replay(arrays, kept, *inputs)
         self._arrays = list(arrays)
         self.lengths = None if lengths is None else lengths - max(keeps)
         self.offset = offset + max(keeps)
@@ -156,12 +159,12 @@ class RecurrentCache(Mergeable):
     @property
     def _knows_replays(self) -> bool:
         # Unless the layer recorded in every step, nobody knows which replay belongs to which.
-        return len(self._replays) == len(self._counts)
+        return len(self._told) == len(self._counts)
 
     def _forget_round(self) -> None:
         self._before: State = [], None, 0
         self._counts: list[tuple[int, ...]] = []
-        self._replays: list[Replay] = []
+        self._told: list[Recorded] = []
 
     def _row_ends(self) -> dict[int, int]:
         return {0: self.offset}

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, TypeAlias
 import mlx.core as mx
 
 from headrace_kvcache.errors import RoundRefusedError
-from headrace_kvcache.replay import kept_of_steps, untold
+from headrace_kvcache.joined_replay import join_replays
+from headrace_kvcache.replay import kept_steps, untold
 from headrace_kvcache.rounds import RoundBooks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headrace_kvcache.joined_replay import JoinedReplay
     from headrace_kvcache.recurrent_views import Picked, RecurrentStep, RecurrentView
-    from headrace_kvcache.replay import Arrays, Replay
+    from headrace_kvcache.replay import Kept
 
 # Views never know their list: a cycle would keep a step's arrays until the next garbage collection.
 Viewed: TypeAlias = "tuple[RecurrentStep, list[RecurrentView]]"
@@ -27,9 +29,10 @@ class RecurrentRound:
 
     Attributes:
         books: which rows take part, and where they stood.
+        picked: where they lie and which had nothing when it began; None until its first step.
     """
 
-    __slots__ = ("_picked", "_replays", "_slots", "_steps", "books")
+    __slots__ = ("_is_told", "_slots", "_steps", "_viewed", "books", "picked")
 
     def __init__(self) -> None:
         self.books = RoundBooks()
@@ -37,14 +40,16 @@ class RecurrentRound:
 
     def _clear(self) -> None:
         self._slots: tuple[int, ...] = ()
-        self._picked: Picked | None = None
-        self._steps: list[Viewed] = []
-        self._replays: list[list[Replay]] = []
+        self.picked: Picked | None = None
+        self._viewed: Viewed | None = None
+        # Of each step how many positions each row has, and what its layers told.
+        self._steps: list[tuple[tuple[int, ...], list[JoinedReplay]]] = []
+        self._is_told = True
 
-    def begin(self, starts: dict[int, int], picked: Picked) -> None:
-        """Open a round of rows that stand at `starts` and lie where `picked` says."""
+    def begin(self, starts: dict[int, int]) -> None:
+        """Open a round of rows that stand at `starts`."""
         self.books.begin(starts)
-        self._slots, self._picked = tuple(starts), picked
+        self._slots = tuple(starts)
 
     def close(self) -> None:
         """End the round and drop what its steps stored."""
@@ -75,40 +80,32 @@ class RecurrentRound:
 
     def stored(self, layer: int) -> dict[int, mx.array]:
         """Return what the last step stored for a layer, `(B, ...)` by index."""
-        return dict(self._steps[-1][1][layer].stored) if self._steps else {}
+        return {} if self._viewed is None else dict(self._viewed[1][layer].stored)
 
     @property
     def arrays(self) -> list[mx.array]:
         """What the last step stored, of all layers."""
-        return [array for view in self._steps[-1][1] for array in view.stored.values()] if self._steps else []
+        return [] if self._viewed is None else [array for view in self._viewed[1] for array in view.stored.values()]
 
     def keep(self, viewed: Viewed) -> None:
-        """Add a step."""
-        self._steps.append(viewed)
-        self._replays.append([view.replay for view in viewed[1] if view.replay is not None])
+        """Add a step; what can be prepared for its replay is, as it costs less here than after the forward."""
+        step, views = viewed
+        told = [view.recorded for view in views if view.recorded is not None]
+        self._viewed = viewed
+        self._steps.append((step.counts, join_replays(told)))
+        self._is_told = self._is_told and len(told) == len(views)
+        if self.picked is None:
+            self.picked = step.picked
 
     def check_replayable(self) -> None:
         """Raise `RoundRefusedError` unless all layers told how to replay all steps."""
-        if any(len(told) < len(views) for told, (_, views) in zip(self._replays, self._steps, strict=True)):
+        if not self._is_told:
             raise untold()
 
-    def replayed(self, layers: Sequence[Arrays], targets: dict[int, int]) -> list[Arrays]:
-        """Return the arrays of all rows of the round as they are at the ends `targets`, per layer.
-
-        Args:
-            layers: the slots, per layer.
-            targets: the ends of the rows that have not left.
-        """
-        assert self._picked is not None
+    def kept_steps(self, targets: dict[int, int]) -> list[tuple[list[JoinedReplay], Kept]]:
+        """Return the steps of which something stays at the ends `targets` of the rows that have not left."""
         starts = self.books.started()
-        keeps = [targets[slot] - starts[slot] if slot in targets else 0 for slot in self._slots]
-        kept = kept_of_steps((step.counts for step, _ in self._steps), keeps)
-        take = self._picked.take
-        states = [[None if buffer is None else take(buffer) for buffer in buffers] for buffers in layers]
-        for replays, share in zip(self._replays, kept, strict=True):
-            if share is not None:
-                states = [replay(arrays, share) for replay, arrays in zip(replays, states, strict=True)]
-        return states
+        return kept_steps(self._steps, [targets[slot] - starts[slot] if slot in starts else 0 for slot in self._slots])
 
     def left(self) -> mx.array | None:
         """Return which rows of the round's arrays have not left it, `(B,) int32`; None for all."""

@@ -15,6 +15,7 @@ from headrace_kvcache.errors import (
     RoundRefusedError,
     UnsupportedCache,
 )
+from headrace_kvcache.joined_replay import parted, replay_layers
 from headrace_kvcache.recurrent import RecurrentCache
 from headrace_kvcache.recurrent_round import RecurrentRound, Viewed
 from headrace_kvcache.recurrent_views import Picked, RecurrentStep, RecurrentView
@@ -24,7 +25,8 @@ from headrace_kvcache.slots import SlotTable, check_counts, check_first
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from headrace_kvcache.replay import Arrays
+    from headrace_kvcache.joined_replay import Group, JoinedReplay
+    from headrace_kvcache.replay import Arrays, Kept
     from headrace_kvcache.slots import Row
 
 # One room: a recurrent row has one size only.
@@ -62,6 +64,9 @@ class RecurrentRowBatch:
         self._viewed: Viewed | None = None
         self._round = RecurrentRound()
         self._can_replay: bool | None = None
+        # Slots that are parts of one array per group of layers since the last replay: the next need not join them.
+        self._joined: dict[Group, Arrays] = {}
+        self._joined_seats = 0
 
     @property
     def num_layers(self) -> int:
@@ -102,6 +107,7 @@ class RecurrentRowBatch:
         self._viewed = None
         if not self._table.joined:
             self._layers = [[None] * self._size for _ in self._layers]
+            self._joined = {}
 
     def end(self, slot: int) -> int:
         """Return the number of positions that a row sums up.
@@ -193,7 +199,7 @@ class RecurrentRowBatch:
             self._put(step.picked, [view.stored.items() for view in views])
         for row, count in zip(self._table.rows(slots), step.counts, strict=True):
             row.end += count
-        self._can_replay = all(view.replay is not None for view in views)
+        self._can_replay = all(view.recorded is not None for view in views)
         self._viewed = None
 
     def _put(
@@ -204,12 +210,16 @@ class RecurrentRowBatch:
         left: mx.array | None = None,
     ) -> None:
         """Write arrays `(B, ...)`, per layer by index, or the rows `left` of them, into the seats of some rows."""
-        num_seats = min(power_of_two_at_least(self._table.num_seats(_ROOM)), self.max_rows)
+        self._joined = {}
+        num_seats = self._num_seats()
         for buffers, arrays in zip(self._layers, stored, strict=True):
             for index, array in arrays:
                 if array is not None:
                     rows = array if left is None else array[left]
                     buffers[index] = picked.put(buffers[index], rows, num_seats)
+
+    def _num_seats(self) -> int:
+        return min(power_of_two_at_least(self._table.num_seats(_ROOM)), self.max_rows)
 
     def check_advance(self, slots: Sequence[int], num_tokens: int | Sequence[int]) -> tuple[int, ...]:
         """Return the count of each row, or raise as `advance` would; nothing changes."""
@@ -256,8 +266,7 @@ class RecurrentRowBatch:
             InvalidSlots: a slot holds no row, or the order is wrong.
         """
         chosen = self.joined if slots is None else slots
-        rows = self._table.rows(chosen)
-        self._round.begin({slot: row.end for slot, row in zip(chosen, rows, strict=True)}, _picked(rows))
+        self._round.begin(self._table.starts(chosen))
 
     def spec_round_commit(self) -> None:
         """Keep everything since `spec_round_begin`.
@@ -295,12 +304,32 @@ class RecurrentRowBatch:
         if ends == self._table.ends(ends):
             self.spec_round_commit()
             return
-        rows = [self._table.row(slot) for slot in ends]
-        layers = self._round.replayed(self._layers, ends)
-        self._put(_picked(rows), map(enumerate, layers), left=self._round.left())
-        for row, end in zip(rows, ends.values(), strict=True):
-            row.end = row.granted = end
+        steps = self._round.kept_steps(ends)
+        if steps:
+            self._put_replayed([self._table.row(slot) for slot in ends], self._replayed(steps))
+        self._table.set_ends(ends)
         self._round.close()
+
+    def _replayed(self, steps: Sequence[tuple[list[JoinedReplay], Kept]]) -> dict[Group, Arrays]:
+        """Return the arrays of all rows of the round after what stays of its steps, see `replay_layers`."""
+        picked = self._round.picked
+        assert picked is not None
+        held = self._joined if picked.covers(self._joined_seats) else {}
+        return replay_layers(steps, lambda group: [picked.take_all(self._layers[layer]) for layer in group], held)
+
+    def _put_replayed(self, rows: Sequence[Row], found: dict[Group, Arrays]) -> None:
+        """Write what a replay returned into the slots; where it is all that they hold, its parts become the slots."""
+        left, picked, num_seats = self._round.left(), self._round.picked, self._num_seats()
+        # A lone layer's replay may return arrays that the layer holds, too.
+        is_all = left is None and picked is not None and picked.covers(num_seats) and 1 not in map(len, found)
+        layers = self._layers if is_all else [list(buffers) for buffers in self._layers]
+        for group, arrays in found.items():
+            for layer, part in zip(group, parted(arrays, len(group)), strict=True):
+                layers[layer][:] = part
+        if is_all:
+            self._joined, self._joined_seats = found, num_seats
+        else:
+            self._put(_picked(rows), map(enumerate, layers), left=left)
 
     # ---- contents ----------------------------------------------------------------------------------------------
 
@@ -396,6 +425,13 @@ class RecurrentRowBatch:
                 if buffer is not None and buffer.shape[0] < needed:
                     raise IntegrityError(
                         f"layer {index} has an array {buffer.shape}; a row that holds something has seat {needed - 1}"
+                    )
+
+        for group, arrays in self._joined.items():
+            for array in arrays:
+                if array is not None and array.shape[0] != len(group) * self._joined_seats:
+                    raise IntegrityError(
+                        f"{self._joined_seats} seats of layers {group} cannot be the parts of an array {array.shape}"
                     )
 
     def _copied(self, buffers: Buffers, rows: Sequence[Row]) -> Arrays:

@@ -9,7 +9,7 @@ import mlx.core as mx
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace_kvcache.replay import Replay
+    from headrace_kvcache.replay import Arrays, Recorded, Replay
 
 
 class Picked:
@@ -30,6 +30,10 @@ class Picked:
         self._seats = None if is_run else mx.array(list(seats), mx.int32)
         self._fresh = mx.array(list(are_new)) if any(are_new) else None
 
+    def covers(self, num_seats: int) -> bool:
+        """Return whether the rows are those of all seats, in their order, and none is new."""
+        return self._run == (0, num_seats) and self._fresh is None
+
     def take(self, buffer: mx.array) -> mx.array:
         """Return the rows' arrays `(B, ...)`."""
         num_seats = buffer.shape[0]
@@ -42,6 +46,10 @@ class Picked:
         if self._fresh is None:
             return rows
         return mx.where(self._fresh.reshape(-1, *[1] * (rows.ndim - 1)), mx.zeros_like(rows), rows)
+
+    def take_all(self, buffers: Sequence[mx.array | None]) -> Arrays:
+        """Return the rows' arrays of several buffers; None where there is none."""
+        return [None if buffer is None else self.take(buffer) for buffer in buffers]
 
     def put(self, buffer: mx.array | None, rows: mx.array, num_seats: int) -> mx.array:
         """Write the rows' arrays into a buffer of at least `num_seats` seats and return it."""
@@ -104,7 +112,7 @@ class RecurrentView:
     Attributes:
         lengths: how many of the coming inputs of each row are real, `(B,) int32`; None for all.
         stored: what the layer stored, by index.
-        replay: how to sum up a part of the step again, if the layer told it.
+        recorded: how to sum up a part of the step again, if the layer told it.
 
     Args:
         step: the rows.
@@ -112,7 +120,7 @@ class RecurrentView:
         stored: `(B, ...)`, by index, what earlier steps of a round have stored.
     """
 
-    __slots__ = ("_buffers", "_step", "lengths", "replay", "stored")
+    __slots__ = ("_buffers", "_step", "lengths", "recorded", "stored")
 
     def __init__(
         self, step: RecurrentStep, buffers: Sequence[mx.array | None], stored: dict[int, mx.array] | None = None
@@ -121,7 +129,7 @@ class RecurrentView:
         self._buffers = buffers
         self.lengths = step.lengths
         self.stored: dict[int, mx.array] = {} if stored is None else stored
-        self.replay: Replay | None = None
+        self.recorded: Recorded | None = None
 
     @property
     def offset(self) -> mx.array:
@@ -147,12 +155,6 @@ class RecurrentView:
         if self.lengths is not None:
             self.lengths = self.lengths - num_tokens
 
-    def record(self, replay: Replay) -> None:
-        """Tell how to sum up the first positions of this step again, for a round that is rolled back.
-
-        Args:
-            replay: takes the layer's arrays `(B, ...)` before the step, None where there were none, and a `Kept`: how
-                many positions stay in each row, 0 included, with `lengths (B,) int32` and a `mask(T)` that all layers
-                share; returns the arrays after these, bit for bit.
-        """
-        self.replay = replay
+    def record(self, replay: Replay, *inputs: mx.array) -> None:
+        """Tell how to sum up the first positions of this step again, see `RecurrentCache.record`."""
+        self.recorded = replay, inputs

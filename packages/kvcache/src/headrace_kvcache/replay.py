@@ -2,51 +2,76 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from functools import lru_cache
+from typing import TYPE_CHECKING, Concatenate, TypeAlias, TypeVar
 
 import mlx.core as mx
 
 from headrace_kvcache.errors import RoundRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 Arrays: TypeAlias = "list[mx.array | None]"
-# From a layer's arrays `(B, ...)` before a step and what of the step stays to the arrays after that.
-Replay: TypeAlias = "Callable[[Arrays, Kept], Arrays]"
+# From a layer's arrays `(B, ...)` before a step, what of the step stays, and the step's inputs if the layer handed
+# them over, to the arrays after that.
+Replay: TypeAlias = "Callable[Concatenate[Arrays, Kept, ...], Arrays]"
+# What a layer told of one step: a replay and its inputs.
+Recorded: TypeAlias = "tuple[Replay, tuple[mx.array, ...]]"
+
+
+_Told = TypeVar("_Told")
 
 
 class Kept:
-    """How many of a step's positions stay in each row; all layers share its arrays.
+    """How many of a step's positions stay in each row; layers and rounds that keep the same share its arrays.
 
     Args:
         counts: a number per row.
+        times: how many layers' rows lie behind each other; the counts are those of one.
 
     Attributes:
-        counts: a number per row.
+        num_rows: B.
     """
 
-    __slots__ = ("_lengths", "_masks", "counts")
+    __slots__ = ("_once", "_times", "num_rows")
 
-    def __init__(self, counts: Sequence[int]) -> None:
-        self.counts = tuple(counts)
-        self._lengths: mx.array | None = None
-        self._masks: dict[tuple[int, int], mx.array] = {}
+    def __init__(self, counts: Sequence[int], *, times: int = 1) -> None:
+        self._once, self._times = tuple(counts), times
+        self.num_rows = len(self._once) * times
+
+    def times(self, num_layers: int) -> Kept:
+        """Return what stays of as many layers' rows, one layer behind the other."""
+        return self if num_layers == 1 else Kept(self._once, times=num_layers)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """A number per row."""
+        return self._once * self._times
 
     @property
     def lengths(self) -> mx.array:
         """The counts, `(B,) int32`."""
-        if self._lengths is None:
-            self._lengths = mx.array(self.counts, mx.int32)
-        return self._lengths
+        return _lengths(self._once, self._times)
 
     def mask(self, num_tokens: int, *, ndim: int = 2) -> mx.array:
         """Return which of the step's positions stay, `(B, num_tokens)` and axes of length 1 up to `ndim`."""
-        key = num_tokens, ndim
-        if key not in self._masks:
-            mask = mx.arange(num_tokens) < self.lengths[:, None]
-            self._masks[key] = mask.reshape(*mask.shape, *[1] * (ndim - 2))
-        return self._masks[key]
+        return _mask(self._once, self._times, num_tokens, ndim)
+
+
+# Every layer of a round asks for the same few arrays, and rows of their own rounds for those of rounds before. Arrays
+# made of Python's numbers hold them at once, so that any thread may use them.
+@lru_cache(maxsize=64)
+def _lengths(counts: tuple[int, ...], times: int) -> mx.array:
+    return mx.array(counts * times, mx.int32)
+
+
+@lru_cache(maxsize=64)
+def _mask(counts: tuple[int, ...], times: int, num_tokens: int, ndim: int) -> mx.array:
+    # Bytes become an array in one call; comparing positions with lengths would take four operations.
+    rows = b"".join([(b"\1" * count).ljust(num_tokens, b"\0")[:num_tokens] for count in counts]) * times
+    shape = [len(counts) * times, num_tokens, *[1] * (ndim - 2)]
+    return mx.array(memoryview(rows).cast("?", shape))  # pyright: ignore[reportArgumentType]
 
 
 def untold() -> RoundRefusedError:
@@ -57,19 +82,22 @@ def untold() -> RoundRefusedError:
     )
 
 
-def kept_of_steps(steps: Iterable[tuple[int, ...]], keeps: Sequence[int]) -> list[Kept | None]:
+def kept_steps(steps: Sequence[tuple[tuple[int, ...], _Told]], keeps: Sequence[int]) -> list[tuple[_Told, Kept]]:
     """Share the positions that stay among steps, first steps first.
 
     Args:
-        steps: per step, how many positions each row summed up.
-        keeps: per row, how many positions stay.
+        steps: per step, how many positions each row summed up, and what was told of it.
+        keeps: per row, how many positions stay, at most those of all steps.
 
     Returns:
-        Per step which of its positions stay; None for a step of which nothing does.
+        The steps of which something stays: what was told of each, and what stays.
     """
-    remaining, shares = keeps, list[Kept | None]()
-    for counts in steps:
-        kept = [min(count, left) for count, left in zip(counts, remaining, strict=True)]
-        remaining = [left - count for left, count in zip(remaining, kept, strict=True)]
-        shares.append(Kept(kept) if any(kept) else None)
+    remaining, shares = keeps, list[tuple[_Told, Kept]]()
+    for counts, told in steps:
+        kept = remaining
+        if len(steps) > 1:
+            kept = [min(count, left) for count, left in zip(counts, remaining, strict=True)]
+            remaining = [left - count for left, count in zip(remaining, kept, strict=True)]
+        if any(kept):
+            shares.append((told, Kept(kept)))
     return shares
