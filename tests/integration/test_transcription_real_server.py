@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -76,6 +77,25 @@ async def test_openais_client_reads_every_shape(client, clip):
     pieces = [event.delta for event in events if event.type == "transcript.text.delta"]
     assert "".join(pieces).strip() == events[-1].text == EXPECTED[clip]
     assert events[-1].type == "transcript.text.done"
+
+
+@pytest.mark.model
+async def test_live_says_at_last_what_a_file_does(program):
+    """All finals followed by what is stable only grow, to the text that the whole clip has."""
+    promised, done = [""], None
+    async with websockets.connect(f"ws{program[0].removeprefix('http')}/v1/audio/live") as socket:
+        await socket.send(json.dumps({"type": "start", "encoding": "s16le", "language": "en"}))
+        samples, finals = CLIPS["0880"].read_bytes()[44:], ""
+        for start in range(0, len(samples), 8_000):
+            await socket.send(samples[start : start + 8_000])
+        await socket.send(json.dumps({"type": "finish"}))
+        async for message in socket:
+            event = json.loads(message)
+            finals += event["text"] if event["type"] == "final" else ""
+            promised.append(finals + event.get("stable", ""))
+            done = event if event["type"] == "done" else None
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(promised))
+    assert done["text"] == promised[-1].strip() == EXPECTED["0880"]
 
 
 @pytest.mark.model
