@@ -116,7 +116,7 @@ MANAGERS = {
     "slots, floor": (lambda: rows(RotatingKVCache(4)), lambda batch: setattr(row_of(batch), "floor", 10)),
     "slots, seats": (lambda: rows(KVCache()), lambda batch: setattr(row_of(batch), "seat", 2)),
     "slots, round": (lambda: rows(KVCache()), lambda batch: batch._batches[0]._round.begin({2: 0})),
-    "recurrent slots": (lambda: rows(RecurrentCache(2)), set_to("_batches.0._layers.0.1", mx.ones((1, 3)))),
+    "recurrent slots": (lambda: rows(RecurrentCache(2)), set_to("_batches.0._buffers.layers.0.1", mx.ones((1, 3)))),
     "recurrent slots, round": (
         lambda: rows(RecurrentCache(2)),
         lambda batch: batch._batches[0]._round.books.begin({2: 0}),

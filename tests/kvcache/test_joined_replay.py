@@ -198,7 +198,7 @@ def test_what_lies_behind_each_other_is_checked():
     layers.step(2)
     layers.round([1, 2])
     layers.batch.check_integrity()
-    layers.batch._batches[0]._joined_seats += 1
+    layers.batch._batches[0]._buffers._joined_seats += 1
     with pytest.raises(IntegrityError, match="cannot be the parts"):
         layers.batch.check_integrity()
 

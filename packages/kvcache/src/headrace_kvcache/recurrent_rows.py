@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import TYPE_CHECKING, TypeAlias
-
-import mlx.core as mx
+from typing import TYPE_CHECKING
 
 from headrace_kvcache.capacity import power_of_two_at_least
 from headrace_kvcache.errors import (
-    IntegrityError,
     InvalidGeometry,
     InvalidLength,
     RoundRefusedError,
     UnsupportedCache,
 )
-from headrace_kvcache.joined_replay import parted, replay_layers
 from headrace_kvcache.recurrent import RecurrentCache
+from headrace_kvcache.recurrent_buffers import RecurrentBuffers
 from headrace_kvcache.recurrent_round import RecurrentRound, Viewed
 from headrace_kvcache.recurrent_views import Picked, RecurrentStep, RecurrentView
 from headrace_kvcache.rounds import check_drafts
 from headrace_kvcache.slots import SlotTable, check_counts, check_first
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from headrace_kvcache.joined_replay import Group, JoinedReplay
+    import mlx.core as mx
+
+    from headrace_kvcache.joined_replay import JoinedReplay
     from headrace_kvcache.replay import Arrays, Kept
     from headrace_kvcache.slots import Row
 
 # One room: a recurrent row has one size only.
 _ROOM = (0, 0)
-Buffers: TypeAlias = "list[mx.array | None]"
 
 
 class RecurrentRowBatch:
@@ -59,19 +56,15 @@ class RecurrentRowBatch:
             if type(count) is not int or count < 1:
                 raise InvalidGeometry(f"{name} is {count!r}; it must be an integer of at least 1")
         self._table = SlotTable(max_rows)
-        self._layers: list[Buffers] = [[None] * size for _ in range(num_layers)]
-        self._size = size
+        self._buffers = RecurrentBuffers(num_layers, size)
         self._viewed: Viewed | None = None
         self._round = RecurrentRound()
         self._can_replay: bool | None = None
-        # Slots that are parts of one array per group of layers since the last replay: the next need not join them.
-        self._joined: dict[Group, Arrays] = {}
-        self._joined_seats = 0
 
     @property
     def num_layers(self) -> int:
         """The recurrent layers."""
-        return len(self._layers)
+        return len(self._buffers.layers)
 
     @property
     def max_rows(self) -> int:
@@ -106,8 +99,7 @@ class RecurrentRowBatch:
         self._round.forget(slot)
         self._viewed = None
         if not self._table.joined:
-            self._layers = [[None] * self._size for _ in self._layers]
-            self._joined = {}
+            self._buffers.release()
 
     def end(self, slot: int) -> int:
         """Return the number of positions that a row sums up.
@@ -168,7 +160,7 @@ class RecurrentRowBatch:
         )
         views = [
             RecurrentView(step, buffers, self._round.stored(layer) if in_round else None)
-            for layer, buffers in enumerate(self._layers)
+            for layer, buffers in enumerate(self._buffers.layers)
         ]
         self._viewed = step, views
         return list(views)
@@ -196,27 +188,11 @@ class RecurrentRowBatch:
         if self.is_round_of(slots):
             self._round.keep((step, views))
         else:
-            self._put(step.picked, [view.stored.items() for view in views])
+            self._buffers.put(step.picked, [view.stored.items() for view in views], num_seats=self._num_seats())
         for row, count in zip(self._table.rows(slots), step.counts, strict=True):
             row.end += count
         self._can_replay = all(view.recorded is not None for view in views)
         self._viewed = None
-
-    def _put(
-        self,
-        picked: Picked,
-        stored: Iterable[Iterable[tuple[int, mx.array | None]]],
-        *,
-        left: mx.array | None = None,
-    ) -> None:
-        """Write arrays `(B, ...)`, per layer by index, or the rows `left` of them, into the seats of some rows."""
-        self._joined = {}
-        num_seats = self._num_seats()
-        for buffers, arrays in zip(self._layers, stored, strict=True):
-            for index, array in arrays:
-                if array is not None:
-                    rows = array if left is None else array[left]
-                    buffers[index] = picked.put(buffers[index], rows, num_seats)
 
     def _num_seats(self) -> int:
         return min(power_of_two_at_least(self._table.num_seats(_ROOM)), self.max_rows)
@@ -276,7 +252,7 @@ class RecurrentRowBatch:
         """
         rows = [self._table.row(slot) for slot in self._round.books.started()]
         stored = [self._round.stored(layer).items() for layer in range(self.num_layers)]
-        self._put(_picked(rows), stored, left=self._round.left())
+        self._buffers.put(_picked(rows), stored, num_seats=self._num_seats(), left=self._round.left())
         self._round.close()
 
     def spec_round_rollback(self, keep: int | Sequence[int]) -> None:
@@ -306,30 +282,17 @@ class RecurrentRowBatch:
             return
         steps = self._round.kept_steps(ends)
         if steps:
-            self._put_replayed([self._table.row(slot) for slot in ends], self._replayed(steps))
+            self._replay(steps, [self._table.row(slot) for slot in ends])
         self._table.set_ends(ends)
         self._round.close()
 
-    def _replayed(self, steps: Sequence[tuple[list[JoinedReplay], Kept]]) -> dict[Group, Arrays]:
-        """Return the arrays of all rows of the round after what stays of its steps, see `replay_layers`."""
-        picked = self._round.picked
+    def _replay(self, steps: Sequence[tuple[list[JoinedReplay], Kept]], rows: Sequence[Row]) -> None:
+        """Let the slots of the round's rows that have not left hold what they hold after what stays of its steps."""
+        picked, left = self._round.picked, self._round.left()
         assert picked is not None
-        held = self._joined if picked.covers(self._joined_seats) else {}
-        return replay_layers(steps, lambda group: [picked.take_all(self._layers[layer]) for layer in group], held)
-
-    def _put_replayed(self, rows: Sequence[Row], found: dict[Group, Arrays]) -> None:
-        """Write what a replay returned into the slots; where it is all that they hold, its parts become the slots."""
-        left, picked, num_seats = self._round.left(), self._round.picked, self._num_seats()
-        # A lone layer's replay may return arrays that the layer holds, too.
-        is_all = left is None and picked is not None and picked.covers(num_seats) and 1 not in map(len, found)
-        layers = self._layers if is_all else [list(buffers) for buffers in self._layers]
-        for group, arrays in found.items():
-            for layer, part in zip(group, parted(arrays, len(group)), strict=True):
-                layers[layer][:] = part
-        if is_all:
-            self._joined, self._joined_seats = found, num_seats
-        else:
-            self._put(_picked(rows), map(enumerate, layers), left=left)
+        replayed = self._buffers.replayed(picked, steps)
+        seats = picked if left is None else _picked(rows)
+        self._buffers.put_replayed(seats, replayed, num_seats=self._num_seats(), left=left)
 
     # ---- contents ----------------------------------------------------------------------------------------------
 
@@ -349,10 +312,10 @@ class RecurrentRowBatch:
         check_first(first, row.end)
         if slot in self._round.books.slots:
             raise RoundRefusedError(f"slot {slot} is in an open round; commit it or roll it back before a copy is made")
-        caches = [RecurrentCache(self._size) for _ in self._layers]
-        for cache, buffers in zip(caches, self._layers, strict=True):
+        caches = [RecurrentCache(self._buffers.size) for _ in range(self.num_layers)]
+        for layer, cache in enumerate(caches):
             if row.end:
-                cache.state = (self._copied(buffers, [row]), None, row.end)
+                cache.state = (self._buffers.copied(layer, _picked([row])), None, row.end)
             cache.can_replay = self._can_replay
         return caches
 
@@ -372,11 +335,12 @@ class RecurrentRowBatch:
             arrays, _, offset = cache.state
             states.append((arrays, offset))
             told.append(cache.can_replay)
-        self._check_states(states)
+        self._buffers.check_states(states)
         slot = self.join(num_tokens=num_tokens)
         row = self._table.row(slot)
         row.end = row.written = row.granted = states[0][1]
-        self._put(_picked([row]), [enumerate(arrays) for arrays, _ in states])
+        stored = [enumerate(arrays) for arrays, _ in states]
+        self._buffers.put(_picked([row]), stored, num_seats=self._num_seats())
         if self._can_replay is None and False in told:
             self._can_replay = False
         elif self._can_replay is None and None not in told:
@@ -403,7 +367,7 @@ class RecurrentRowBatch:
     @property
     def arrays(self) -> list[mx.array]:
         """All buffers and what an open round has stored, for inspection and for `mx.eval`; do not keep the list."""
-        return [array for buffers in self._layers for array in buffers if array is not None] + self._round.arrays
+        return self._buffers.arrays + self._round.arrays
 
     @property
     def nbytes(self) -> int:
@@ -419,44 +383,7 @@ class RecurrentRowBatch:
         self._table.check_integrity()
         self._round.books.check_integrity(self.joined)
         settled = [self._table.row(slot) for slot in set(self.joined).difference(self._round.books.slots)]
-        needed = max((row.seat + 1 for row in settled if row.end), default=0)
-        for index, buffers in enumerate(self._layers):
-            for buffer in buffers:
-                if buffer is not None and buffer.shape[0] < needed:
-                    raise IntegrityError(
-                        f"layer {index} has an array {buffer.shape}; a row that holds something has seat {needed - 1}"
-                    )
-
-        for group, arrays in self._joined.items():
-            for array in arrays:
-                if array is not None and array.shape[0] != len(group) * self._joined_seats:
-                    raise IntegrityError(
-                        f"{self._joined_seats} seats of layers {group} cannot be the parts of an array {array.shape}"
-                    )
-
-    def _copied(self, buffers: Buffers, rows: Sequence[Row]) -> Arrays:
-        picked = _picked(rows)
-        copies = [None if buffer is None else mx.contiguous(picked.take(buffer)) for buffer in buffers]
-        mx.eval([array for array in copies if array is not None])
-        return copies
-
-    def _check_states(self, states: Sequence[tuple[Arrays, int]]) -> None:
-        ends = {end for _, end in states}
-        if len(states) != len(self._layers) or len(ends) != 1 or any(len(each) != self._size for each, _ in states):
-            raise InvalidGeometry(
-                f"{len(states)} caches at {sorted(ends)} are no row of {len(self._layers)} layers, {self._size} arrays "
-                f"each"
-            )
-        pairs = itertools.chain.from_iterable(
-            zip(buffers, arrays, strict=True) for buffers, (arrays, _) in zip(self._layers, states, strict=True)
-        )
-        for buffer, array in pairs:
-            if array is not None and (
-                array.shape[0] != 1
-                or (buffer is not None and (array.shape[1:], array.dtype) != (buffer.shape[1:], buffer.dtype))
-            ):
-                held = None if buffer is None else (buffer.shape, buffer.dtype)
-                raise InvalidGeometry(f"an array {array.shape} {array.dtype} does not fit slots of {held}")
+        self._buffers.check_integrity(max((row.seat + 1 for row in settled if row.end), default=0))
 
 
 def _picked(rows: Sequence[Row]) -> Picked:
