@@ -259,14 +259,18 @@ class AttentionRows:
     def rollback_ends(self, keep: int | Sequence[int]) -> dict[int, int]:
         """Return the ends that `spec_round_rollback(keep)` would leave, or raise as it would; nothing changes."""
         targets = self._round.targets(keep, self._table.ends(self._round.slots))
+        self.check_rollback(targets)
+        return targets
+
+    def check_rollback(self, ends: dict[int, int]) -> None:
+        """Raise `RoundRefusedError` unless the rows of the open round can go back to `ends`; nothing changes."""
         # Without a limit nothing is ever overwritten, and a floor lies below where the round began.
-        for slot, end in targets.items() if self._columns.limit is not None else ():
+        for slot, end in ends.items() if self._columns.limit is not None else ():
             if end < self.least_end(slot):
                 raise RoundRefusedError(
                     f"slot {slot} cannot go back to {end}: the ring has overwritten what it would need; ask "
                     f"spec_round_fits(drafts) before a round"
                 )
-        return targets
 
     def end_round(self, ends: dict[int, int]) -> None:
         """End the open round with the ends that `rollback_ends` gave."""

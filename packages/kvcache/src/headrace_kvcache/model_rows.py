@@ -204,14 +204,18 @@ class ModelRowBatch:
 
     def spec_round_rollback(self, keep: int | Sequence[int]) -> None:
         """Keep the first `keep` positions of each row of the round, in every kind or in none."""
-        ends = [batch.rollback_ends(keep) for batch in self._batches]
-        for batch, targets in zip(self._batches, ends, strict=True):
-            batch.end_round(targets)
+        ends = self.rollback_ends(keep)
+        for batch in self._batches:
+            batch.end_round(ends)
 
     def rollback_ends(self, keep: int | Sequence[int]) -> dict[int, int]:
         """Return the ends that `spec_round_rollback(keep)` would leave, or raise as it would; nothing changes."""
-        ends = [batch.rollback_ends(keep) for batch in self._batches]
-        return ends[0]
+        # The kinds hold the same rows, so the acceptance is held against the books of one.
+        first, *others = self._batches
+        ends = first.rollback_ends(keep)
+        for batch in others:
+            batch.check_rollback(ends)
+        return ends
 
     # ---- contents ----------------------------------------------------------------------------------------------
 

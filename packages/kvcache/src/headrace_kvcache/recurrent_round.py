@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from headrace_kvcache.errors import RoundRefusedError
 from headrace_kvcache.joined_replay import join_replays
-from headrace_kvcache.replay import kept_steps, untold
+from headrace_kvcache.replay import kept_steps
 from headrace_kvcache.rounds import RoundBooks
 
 if TYPE_CHECKING:
@@ -97,10 +97,10 @@ class RecurrentRound:
         if self.picked is None:
             self.picked = step.picked
 
-    def check_replayable(self) -> None:
-        """Raise `RoundRefusedError` unless all layers told how to replay all steps."""
-        if not self._is_told:
-            raise untold()
+    @property
+    def is_told(self) -> bool:
+        """Whether all layers told how to replay all steps."""
+        return self._is_told
 
     def kept_steps(self, targets: dict[int, int]) -> list[tuple[list[JoinedReplay], Kept]]:
         """Return the steps of which something stays at the ends `targets` of the rows that have not left."""

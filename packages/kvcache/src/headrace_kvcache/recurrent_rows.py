@@ -15,6 +15,7 @@ from headrace_kvcache.recurrent import RecurrentCache
 from headrace_kvcache.recurrent_buffers import RecurrentBuffers
 from headrace_kvcache.recurrent_round import RecurrentRound, Viewed
 from headrace_kvcache.recurrent_views import Picked, RecurrentStep, RecurrentView
+from headrace_kvcache.replay import untold
 from headrace_kvcache.rounds import check_drafts
 from headrace_kvcache.slots import SlotTable, check_counts, check_first
 
@@ -269,11 +270,14 @@ class RecurrentRowBatch:
 
     def rollback_ends(self, keep: int | Sequence[int]) -> dict[int, int]:
         """Return the ends that `spec_round_rollback(keep)` would leave, or raise as it would; nothing changes."""
-        ends = self._table.ends(self._round.books.slots)
-        targets = self._round.books.targets(keep, ends)
-        if targets != ends:
-            self._round.check_replayable()
+        targets = self._round.books.targets(keep, self._table.ends(self._round.books.slots))
+        self.check_rollback(targets)
         return targets
+
+    def check_rollback(self, ends: dict[int, int]) -> None:
+        """Raise `RoundRefusedError` unless the rows of the open round can go back to `ends`; nothing changes."""
+        if not self._round.is_told and ends != self._table.ends(ends):
+            raise untold()
 
     def end_round(self, ends: dict[int, int]) -> None:
         """End the open round with the ends that `rollback_ends` gave."""
