@@ -386,6 +386,21 @@ async def test_client_that_leaves_frees_everything(connect, transcriber):
     assert transcriber.num_held == 0
 
 
+async def test_sound_that_may_become_speech_is_no_backlog(connect, reading, serves):
+    """Nothing is transcribed before it is speech, so that to wait for that would be to wait for ever."""
+    async with connect(services=serves(reading)) as socket:
+        await socket.send('{"type": "start", "vad": true, "vad_min_speech_ms": 60000}')
+        for _ in range(80):
+            await socket.send(numbered(1))
+        await socket.send('{"type": "finish"}')
+        async with asyncio.timeout(5):
+            messages = await heard(socket)
+
+    assert [message["type"] for message in messages] == ["ready", "done"]
+    assert messages[-1]["duration"] == 40.0
+    assert reading.submitted == []
+
+
 async def test_client_that_never_reads_is_cut(serves, reading):
     """Sending to it ends after the stall timeout: its connection is aborted, its slot and the model are let go."""
     services = evolve(serves(reading), config=ApiConfig(stall_timeout_s=0.05))

@@ -111,7 +111,9 @@ class LiveTranscription:
 
     @property
     def backlog_s(self) -> float:
-        """How much audio waits to be transcribed for the first time."""
+        """How much audio waits to be transcribed for the first time: none does before it is speech."""
+        if not self._hears_speech:
+            return 0.0
         return self.duration_s - max(self._start_s, self._done_s, self._doing_s or 0.0)
 
     @property
