@@ -386,6 +386,22 @@ async def test_client_that_leaves_frees_everything(connect, transcriber):
     assert transcriber.num_held == 0
 
 
+async def test_client_that_leaves_behind_its_finish_frees_everything(connect, transcriber):
+    """Nobody would read what the last pass says."""
+    transcriber.script = [asyncio.Event()]
+    async with connect() as socket:
+        await socket.send('{"type": "start"}')
+        await socket.send(numbered(1))
+        await socket.send('{"type": "finish"}')
+        await transcriber.waiting.wait()
+        await socket.close()
+        async with asyncio.timeout(5):
+            await transcriber.released.wait()
+
+    assert transcriber.takes[0].is_closed
+    assert transcriber.num_held == 0
+
+
 async def test_sound_that_may_become_speech_is_no_backlog(connect, reading, serves):
     """Nothing is transcribed before it is speech, so that to wait for that would be to wait for ever."""
     async with connect(services=serves(reading)) as socket:

@@ -124,7 +124,9 @@ class _Conversation:
                 speaking.cancel()
                 await asyncio.wait([speaking])
                 tasks.append(speaking := asyncio.ensure_future(self._speak(session)))
-            await speaking
+            tasks.append(leaving := asyncio.ensure_future(self._leave()))
+            await asyncio.wait([speaking, leaving], return_when=asyncio.FIRST_COMPLETED)
+            (speaking if speaking.done() else leaving).result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -142,6 +144,16 @@ class _Conversation:
                 return
             await session.hear(fields.decode(data))
             self._changed.set()
+
+    async def _leave(self) -> None:
+        """Wait until the client leaves; what it sends behind its finish is passed over.
+
+        Raises:
+            WebSocketDisconnect: it has left.
+        """
+        while (message := await self.socket.receive())["type"] != "websocket.disconnect":
+            pass
+        raise WebSocketDisconnect(message.get("code", _NORMAL))
 
     async def _speak(self, session: LiveTranscription) -> None:
         while not session.is_over:
