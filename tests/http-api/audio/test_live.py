@@ -345,6 +345,20 @@ async def test_first_message_that_is_wrong(connect, transcriber, first, param, c
     assert transcriber.num_held == 0
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+async def test_samples_that_are_no_numbers_are_refused(connect, transcriber, value):
+    """At once, also where nobody speaks: a detector would take them for silence."""
+    async with connect() as socket:
+        await socket.send('{"type": "start"}')
+        await socket.send(numbered(0) + struct.pack("<f", value))
+        await socket.send('{"type": "finish"}')
+        messages = await heard(socket)
+        assert socket.close_code == 1008
+
+    assert [message["type"] for message in messages] == ["ready", "error"]
+    assert (messages[-1]["error"]["code"], messages[-1]["error"]["param"]) == ("invalid_audio", None)
+
+
 async def test_service_that_fails_closes_as_the_servers_fault(connect, transcriber, make_error):
     """The table's error travels as a message."""
     transcriber.refusal = make_error("TranscriptionFailed", "it died")

@@ -3,6 +3,7 @@
 import sys
 from array import array
 from collections.abc import Mapping
+from math import isfinite
 from typing import Annotated, Any
 
 import attrs
@@ -63,7 +64,7 @@ class LiveFields:
         """Turn one message's bytes into samples.
 
         Raises:
-            InvalidRequest: they end in the middle of a sample.
+            InvalidRequest: they end in the middle of a sample, or have samples that are no finite numbers.
         """
         size = ENCODINGS[self.own.encoding]
         if len(data) % size:
@@ -71,7 +72,14 @@ class LiveFields:
                 f"a message has {len(data)} bytes; samples of {self.own.encoding} have {size} each",
                 code="invalid_audio",
             )
-        return Pcm(data if size == 4 else _from_s16(data))
+        if size == 2:
+            return Pcm(_from_s16(data))
+        if not _are_finite(data):
+            raise InvalidRequest(
+                "a message has samples that are no finite numbers; send each as one between -1 and 1",
+                code="invalid_audio",
+            )
+        return Pcm(data)
 
 
 def read_live_fields(message: Mapping[str, Any]) -> LiveFields:
@@ -88,6 +96,14 @@ def read_live_fields(message: Mapping[str, Any]) -> LiveFields:
     rest = {name: value for name, value in message.items() if name not in own_names and name != "type"}
     shared = read_fields(rest)
     return LiveFields(own=own, shared=shared, needs_vad=shared.vad, rejects_vad=message.get("vad") is False)
+
+
+def _are_finite(data: bytes) -> bool:
+    samples = array("f", data)
+    if sys.byteorder == "big":
+        samples.byteswap()
+    # A sum of doubles is finite if and only if all of so few floats are.
+    return isfinite(sum(samples))
 
 
 def _from_s16(data: bytes) -> bytes:
