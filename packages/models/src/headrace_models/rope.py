@@ -93,8 +93,8 @@ class _MatrixRotation:
     @classmethod
     def from_halves(cls, cosines: mx.array, sines: mx.array) -> _MatrixRotation:
         """Make it of `cosines` and signed `sines`, both `(B or 1, 1, 1, R)`."""
-        identity = mx.eye(cosines.shape[-1])
-        swapped = mx.roll(identity, cosines.shape[-1] // 2, axis=0)
+        identity, half = mx.eye(cosines.shape[-1]), cosines.shape[-1] // 2
+        swapped = mx.concatenate([identity[half:], identity[:half]])
         return cls(identity * cosines[:, 0] + swapped * sines[:, 0])
 
     def __call__(self, heads: mx.array) -> mx.array:
