@@ -251,7 +251,9 @@ def complete(bench, job, token_ids):
     row, random = bench.compiler.compile(job.spec), np.random.default_rng(job.seed)
     for token_id in token_ids:
         row.accept(token_id)
-    closers = [bench.codec.encode(text)[0] for text in ('"', "}", "]", "'", ")", ".", "\n", "@", ":", "null", "0", "a")]
+    # A number is among them: where only that or "(" goes on, choices of chance would open more than they close.
+    texts = ('"', "}", "]", "'", ")", ".", "\n", "@", ":", "null", "0", "1", "a")
+    closers = [bench.codec.encode(text)[0] for text in texts]
     added = []
     while not row.is_satisfied:
         assert len(added) < 2000, f"nothing ends {job.name}"
