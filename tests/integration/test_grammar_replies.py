@@ -5,7 +5,7 @@ import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import contextmanager
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from functools import partial
 from itertools import islice
 
@@ -47,6 +47,14 @@ class Job:
 # ---- what is asked for, and who judges it ----------------------------------------------------------------------------
 
 
+def exact_number(text):
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        # An exponent of more digits than a Decimal holds.
+        return float(text)
+
+
 def schema_job(one, *, compact=False, is_bounded=True):
     schema = one.bounded if is_bounded else one.schema
     # In binary, 0.07 is no multiple of 0.01.
@@ -54,7 +62,7 @@ def schema_job(one, *, compact=False, is_bounded=True):
 
     def check(text):
         jsonschema.Draft202012Validator(one.schema).validate(json.loads(text))
-        jsonschema.Draft202012Validator(exactly).validate(json.loads(text, parse_float=Decimal))
+        jsonschema.Draft202012Validator(exactly).validate(json.loads(text, parse_float=exact_number))
 
     spec = GrammarSpec.json_schema(schema, compact=compact)
     return Job(name=one.name, spec=spec, check=check, ends_soon=is_bounded and one.unbounded is None)
