@@ -29,10 +29,11 @@ class RecurrentRound:
 
     Attributes:
         books: which rows take part, and where they stood.
+        is_told: whether all layers told how to replay all steps.
         picked: where they lie and which had nothing when it began; None until its first step.
     """
 
-    __slots__ = ("_is_told", "_slots", "_steps", "_viewed", "books", "picked")
+    __slots__ = ("_slots", "_steps", "_viewed", "books", "is_told", "picked")
 
     def __init__(self) -> None:
         self.books = RoundBooks()
@@ -44,7 +45,7 @@ class RecurrentRound:
         self._viewed: Viewed | None = None
         # Of each step how many positions each row has, and what its layers told.
         self._steps: list[tuple[tuple[int, ...], list[JoinedReplay]]] = []
-        self._is_told = True
+        self.is_told = True
 
     def begin(self, starts: dict[int, int]) -> None:
         """Open a round of rows that stand at `starts`."""
@@ -93,14 +94,9 @@ class RecurrentRound:
         told = [view.recorded for view in views if view.recorded is not None]
         self._viewed = viewed
         self._steps.append((step.counts, join_replays(told)))
-        self._is_told = self._is_told and len(told) == len(views)
+        self.is_told = self.is_told and len(told) == len(views)
         if self.picked is None:
             self.picked = step.picked
-
-    @property
-    def is_told(self) -> bool:
-        """Whether all layers told how to replay all steps."""
-        return self._is_told
 
     def kept_steps(self, targets: dict[int, int]) -> list[tuple[list[JoinedReplay], Kept]]:
         """Return the steps of which something stays at the ends `targets` of the rows that have not left."""
