@@ -39,9 +39,10 @@ def peak_rss():
 
 def measure(name, num_tokens, rows, scheme, dtype):
     """Run one case in this process and return both peaks."""
-    from headrace_models import enable_fast_blas
+    from headrace_models import enable_fast_blas, map_large_blocks
 
     enable_fast_blas()
+    map_large_blocks()
     import mlx.core as mx
 
     from headrace_kvcache import KVScheme

@@ -97,6 +97,46 @@ def test_interleaving_keeps_a_width_that_is_set(monkeypatch):
     assert os.environ["MLX_BFS_MAX_WIDTH"] == "7"
 
 
+# A large block that was freed makes malloc keep such blocks in its heap, where one that stays pins those below it.
+_PINNED = """
+from headrace_models.device import map_large_blocks
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+map_large_blocks()
+import mlx.core as mx
+blocks = [mx.full((2_000_000,), float(index)) for index in range(16)]
+mx.eval(blocks)
+full, ends = resident(), (blocks[0], blocks[-1])
+del blocks
+mx.clear_cache()
+print(full - resident())
+"""
+
+
+@ON_LINUX
+@pytest.mark.parametrize(
+    ("variables", "is_returned"),
+    [({}, True), ({"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20)}, False)],
+    ids=["ours", "a user's own threshold"],
+)
+def test_large_blocks_are_returned_when_freed(variables, is_returned):
+    """Fourteen blocks of 8 MB leave with their arrays, unless a user's own threshold lets malloc keep them."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")} | variables
+    command = [sys.executable, "-c", _PINNED]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    assert (int(output) > 100e6) == is_returned
+
+
+def test_another_malloc_is_left_alone(monkeypatch):
+    """A library without the option is no error."""
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda _path: object())
+    device.map_large_blocks()
+
+
 def test_profile_and_measurement_describe_this_machine():
     """Positive figures, the kind of the default device, and a form with its reason."""
     found = profile()

@@ -49,11 +49,12 @@ class EngineLoader:
 
 def warm_up() -> None:
     """Put a fast BLAS into the process, then import what loading and running a model takes. Idempotent."""
-    from headrace_models import enable_fast_blas, interleave_streams
+    from headrace_models import enable_fast_blas, interleave_streams, map_large_blocks
 
     # Only before the first import of mlx can its BLAS symbols be replaced.
     enable_fast_blas()
     interleave_streams()
+    map_large_blocks()
     for name in _NEEDED:
         import_module(name)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace_models.device import BlasReport as BlasReport
     from headrace_models.device import enable_fast_blas as enable_fast_blas
     from headrace_models.device import interleave_streams as interleave_streams
+    from headrace_models.device import map_large_blocks as map_large_blocks
     from headrace_models.device import measure as measure
     from headrace_models.device import profile as profile
     from headrace_models.device import share_blas as share_blas
@@ -81,6 +82,7 @@ __all__ = [
     "interleave_streams",
     "load",
     "load_codec",
+    "map_large_blocks",
     "measure",
     "profile",
     "read_bits_file",
@@ -120,6 +122,7 @@ _MODULES = {
     "fit": "fitting",
     "fit_source": "fitting",
     "interleave_streams": "device",
+    "map_large_blocks": "device",
     "load": "loading",
     "load_codec": "codec",
     "measure": "device",

@@ -1,6 +1,7 @@
-"""The machine a model runs on: the fast BLAS of a CPU, what the device is, and how fast it measures.
+"""The machine a model runs on: the fast BLAS of a CPU, its malloc, what the device is, and how fast it measures.
 
-`enable_fast_blas` changes symbols for the whole process, so only programs call it, and before anything imports mlx.
+`enable_fast_blas` changes symbols for the whole process, so only programs call it, and before anything imports mlx;
+`map_large_blocks` changes the process's malloc.
 This module imports mlx only inside the functions that measure.
 """
 
@@ -28,6 +29,7 @@ __all__ = [
     "DeviceProfile",
     "enable_fast_blas",
     "interleave_streams",
+    "map_large_blocks",
     "measure",
     "profile",
     "share_blas",
@@ -42,6 +44,10 @@ _THREAD_FUNCTIONS = (
     ("MKL_Set_Num_Threads", "MKL_Get_Max_Threads"),
     ("openblas_set_num_threads", "openblas_get_num_threads"),
 )
+# The option's number in glibc's malloc.h.
+_M_MMAP_THRESHOLD = -3
+_MMAP_THRESHOLD_VARIABLE = "MALLOC_MMAP_THRESHOLD_"
+_MAPPED_BLOCK_BYTES = 4 * 2**20
 _SLOW_GFLOPS = 40.0
 _MATRIX_SIZE = 1024
 _VECTOR_SHAPE = (1024, 4096)
@@ -125,6 +131,23 @@ def interleave_streams() -> None:
     effect; a width that the environment sets is kept.
     """
     os.environ.setdefault("MLX_BFS_MAX_WIDTH", "50")
+
+
+def map_large_blocks() -> None:
+    """Let glibc's malloc return every block of at least 4 MiB to the system as soon as it is freed.
+
+    By default each large block that is freed makes malloc keep blocks up to its size (32 MiB at most) in its heaps,
+    where those that stay pin the room of those that go: MLX's buffers then take up to half again as much memory as
+    MLX counts. Smaller blocks, those of a step of few rows, stay in the heaps, because new pages cost time. A threshold
+    that the environment sets is kept; where malloc is another's, nothing happens.
+    """
+    if _MMAP_THRESHOLD_VARIABLE in os.environ:
+        return
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return
+    set_option(_M_MMAP_THRESHOLD, _MAPPED_BLOCK_BYTES)
 
 
 def share_blas(num_streams: int) -> None:

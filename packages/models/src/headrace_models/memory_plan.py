@@ -29,10 +29,10 @@ _FLOAT32_SHARE = 0.6
 _WORDS = 8
 _MIN_COLUMNS = 256
 _RING_SLACK = 16
-# A process with MLX, its BLAS and buffers that the allocator keeps, and a tokenizer, per token of the vocabulary. While
-# it is built, which is before any row is there, the tokenizer takes more.
-_PROCESS_BYTES, _LOADING_BYTES = 200_000_000, 130_000_000
-_TOKEN_BYTES, _LOADING_TOKEN_BYTES = 400, 1_400
+# A process with MLX, its BLAS and what malloc keeps (little, see `device.map_large_blocks`), and a tokenizer, per token
+# of the vocabulary. While it is built, which is before any row is there, the tokenizer takes more.
+_PROCESS_BYTES = _LOADING_BYTES = 130_000_000
+_TOKEN_BYTES, _LOADING_TOKEN_BYTES = 700, 1_400
 # While a row is prefilled in steps of half of their tokens, the next one gets the other half.
 _CONVERTING_ROWS = 2
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 from attrs import evolve
 
 from headrace_sampling import BatchSampler, create_row_sampling, make_step_sampler
+from headrace_scheduling import free_memory
 from headrace_scheduling.cpu_streams import CpuStreams
 from headrace_scheduling.flights import Flight, Row, emitted, last_tokens, scored
 from headrace_scheduling.packs import pack_decodes, pack_slices
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from headrace_scheduling.ports import LoadedModel, RuntimeModel
     from headrace_scheduling.steps import CacheTraits, RowId, RowOpening, Snapshot
 
-_CLEAR_EVERY_STEPS = 256
+_GIVE_BACK_EVERY_STEPS = 256
 
 
 class MlxStepRunner:
@@ -134,7 +135,7 @@ class MlxStepRunner:
         self._flights.clear()
         self._rows.clear()
         self._seats.reset()
-        mx.clear_cache()
+        free_memory.give_back()
 
     # ---- steps -----------------------------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class MlxStepRunner:
             self._launch(flight)
         elif self._launches_early:
             self._launch_early(flight)
-        self._clear_buffers(had_prefill=bool(step.prefills))
+        self._give_back_memory(had_prefill=bool(step.prefills))
 
     def collect(self) -> StepResult:
         """Read the oldest step's tokens."""
@@ -285,10 +286,10 @@ class MlxStepRunner:
         for index, row in enumerate(flight.rows):
             row.tokens, row.index = flight.tokens, index
 
-    def _clear_buffers(self, *, had_prefill: bool) -> None:
+    def _give_back_memory(self, *, had_prefill: bool) -> None:
         self._num_steps += 1
-        if had_prefill or self._num_steps % _CLEAR_EVERY_STEPS == 0:
-            mx.clear_cache()
+        if had_prefill or self._num_steps % _GIVE_BACK_EVERY_STEPS == 0:
+            free_memory.give_back()
 
 
 def _slot_of_placed(placed: tuple[Row, Part]) -> int:
