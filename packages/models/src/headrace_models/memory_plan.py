@@ -31,7 +31,7 @@ _MIN_COLUMNS = 256
 _RING_SLACK = 16
 # A process with MLX, its BLAS and what malloc keeps (little, see `device.map_large_blocks`), and a tokenizer, per token
 # of the vocabulary. While it is built, which is before any row is there, the tokenizer takes more.
-_PROCESS_BYTES = _LOADING_BYTES = 130_000_000
+_PROCESS_BYTES = 130_000_000
 _TOKEN_BYTES, _LOADING_TOKEN_BYTES = 700, 1_400
 # While a row is prefilled in steps of half of their tokens, the next one gets the other half.
 _CONVERTING_ROWS = 2
@@ -260,7 +260,7 @@ class MemoryPlan:
     def total_bytes(self, num_tokens: int, rows: int) -> int:
         """Return the peak of the whole process, while it loads or later."""
         vocabulary = _LOADING_TOKEN_BYTES * self.transient.config.vocab_size
-        loading = self.weights.size_bytes + _LOADING_BYTES + vocabulary
+        loading = self.weights.size_bytes + _PROCESS_BYTES + vocabulary
         return max(self.device_bytes(num_tokens, rows) + self.runtime_bytes, loading)
 
     def largest_context(self, usable_bytes: int, rows: int) -> int:
